@@ -1,0 +1,179 @@
+//! What a user asks for: a gang, its pods, and what each pod needs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName};
+use crate::resources::Resources;
+use crate::units::{Millis, Time};
+
+/// Most containers of one pod, of all kinds.
+pub const MAX_CONTAINERS: usize = 64;
+
+/// When a container runs within its pod's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ContainerKind {
+    /// Runs to its end before the app containers start.
+    Init,
+    /// An init container with `restartPolicy: Always`: starts in order, then runs beside the apps.
+    Sidecar,
+    /// An ordinary container.
+    App,
+}
+
+/// One container and what it asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ContainerRequest {
+    /// Name within the pod.
+    pub name: Arc<str>,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// Requests; for extended resources Kubernetes makes them equal to the limits.
+    pub requests: Resources,
+}
+
+/// What a pod asks for, container by container in kubelet's order (init containers first).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PodRequest {
+    /// The containers.
+    #[serde(deserialize_with = "crate::wire::limited::<_, _, MAX_CONTAINERS>")]
+    pub containers: Vec<ContainerRequest>,
+    /// `spec.overhead`.
+    pub overhead: Resources,
+}
+
+impl PodRequest {
+    /// The pod's peak: the larger of the apps with all sidecars, and each init container with the
+    /// sidecars before it, plus overhead (KEP-753).
+    #[must_use]
+    pub fn effective(&self) -> Resources {
+        let mut sidecars = Resources::new();
+        let mut init_peak = Resources::new();
+        let mut apps = Resources::new();
+        for container in &self.containers {
+            match container.kind {
+                ContainerKind::App => apps.add(&container.requests),
+                ContainerKind::Sidecar => {
+                    sidecars.add(&container.requests);
+                    init_peak.raise_to(&sidecars);
+                }
+                ContainerKind::Init => {
+                    let mut with_sidecars = sidecars.clone();
+                    with_sidecars.add(&container.requests);
+                    init_peak.raise_to(&with_sidecars);
+                }
+            }
+        }
+        apps.add(&sidecars);
+        apps.raise_to(&init_peak);
+        apps.add(&self.overhead);
+        apps
+    }
+}
+
+/// A gang as its PodGroup states it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GangSpec {
+    /// Namespace and name of the PodGroup.
+    pub name: GangName,
+    /// UID of the PodGroup: a new object of the old name is another gang.
+    pub uid: Arc<str>,
+    /// Creation time of the PodGroup.
+    pub created: Time,
+    /// Queue it waits in.
+    pub queue: QueueName,
+    /// Fewest pods that may run together.
+    pub min_member: u32,
+    /// Fewest pods of single tasks that may run together.
+    pub min_task_member: BTreeMap<Arc<str>, u32>,
+    /// Resources the gang must be able to get before its pods exist (`spec.minResources`).
+    pub min_resources: Option<Resources>,
+    /// PriorityClass by name; `None` = the global default.
+    pub priority_class: Option<Arc<str>>,
+    /// Pods of one task may run on GPUs of several models.
+    pub mixed_gpu_models: bool,
+}
+
+/// Phase of a pod, as in the Kubernetes API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum PodPhase {
+    /// Not started.
+    Pending,
+    /// Started, not ended.
+    Running,
+    /// Ended well.
+    Succeeded,
+    /// Ended badly.
+    Failed,
+}
+
+impl PodPhase {
+    /// True where the pod has ended.
+    #[must_use]
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+
+    /// Text as in the Kubernetes API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+        }
+    }
+}
+
+/// Where a pod was bound, read from its Binding's annotations.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodBinding {
+    /// The node.
+    pub node: NodeName,
+    /// Our lease, where we bound it.
+    pub lease: Option<LeaseId>,
+    /// The exact GPUs, where the lease is exact.
+    pub gpus: Vec<GpuId>,
+}
+
+/// A constraint of a pod that cannot be met: malformed, or of a kind that is not served yet. The
+/// pod waits with this as its reason; nothing is ignored in silence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocker {
+    /// Field of the pod, `spec.affinity.podAffinity`.
+    pub field: Arc<str>,
+    /// What is wrong with it and what would help.
+    pub message: Arc<str>,
+}
+
+/// A pod as the API shows it, cut down to what decisions need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodSpec {
+    /// UID.
+    pub uid: PodUid,
+    /// Namespace and name.
+    pub name: GangName,
+    /// The gang it belongs to.
+    pub gang: GangName,
+    /// Its task within the gang.
+    pub task: Arc<str>,
+    /// What it asks for.
+    pub request: PodRequest,
+    /// Labels a node must have.
+    pub node_selector: BTreeMap<Arc<str>, Arc<str>>,
+    /// Constraints that cannot be met.
+    pub blockers: Vec<Blocker>,
+    /// Standalone mode: how long it runs; `None` = until it is deleted.
+    pub run_for: Option<Millis>,
+    /// resourceVersion of the object: precondition of the Binding.
+    pub resource_version: u64,
+    /// Phase.
+    pub phase: PodPhase,
+    /// Where it is bound.
+    pub binding: Option<PodBinding>,
+    /// It has a deletion timestamp.
+    pub deleting: bool,
+}

@@ -1,0 +1,336 @@
+//! Messages between coordinator and agent.
+//!
+//! bincode cannot grow a field: a changed message is a new variant, appended at the end of its enum,
+//! with the version that brought it in `since`. Hello carries the versions an agent speaks, Welcome
+//! the one that both use from then on; neither ever changes its form. All messages may arrive twice,
+//! late or not at all, and are safe to repeat.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use crate::gang::PodRequest;
+use crate::ids::{ClusterId, GangName, GpuId, LeaseId, NodeName, PodUid, Term};
+use crate::topology::{GpuHealth, Inventory};
+use crate::units::Millis;
+
+pub mod codec;
+
+/// Newest version of the messages this build speaks.
+pub const VERSION: u16 = 2;
+/// Oldest version this build still serves.
+pub const OLDEST_VERSION: u16 = 1;
+/// Application protocol of the QUIC connection.
+pub const ALPN: &[u8] = b"phalanx/1";
+/// Most leases in one message.
+pub const MAX_LEASES: usize = 4096;
+
+/// Reads a sequence of at most `MAX` elements; a longer one is refused before memory is taken for it.
+///
+/// # Errors
+/// More than `MAX` elements, or an element that does not decode.
+pub fn limited<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct Limited<T, const MAX: usize>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Limited<T, MAX> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(formatter, "at most {MAX} elements")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Vec<T>, A::Error> {
+            let announced = sequence.size_hint().unwrap_or(0);
+            if announced > MAX {
+                return Err(A::Error::invalid_length(announced, &self));
+            }
+            let mut elements = Vec::with_capacity(announced);
+            while let Some(element) = sequence.next_element()? {
+                if elements.len() == MAX {
+                    return Err(A::Error::invalid_length(MAX + 1, &self));
+                }
+                elements.push(element);
+            }
+            Ok(elements)
+        }
+    }
+
+    deserializer.deserialize_seq(Limited::<T, MAX>(PhantomData))
+}
+
+/// How firmly a lease names devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exactness {
+    /// These UUIDs.
+    Exact,
+    /// So many, whichever the node's plugin picks.
+    Count,
+}
+
+/// Devices of one container, in the order of the pod's containers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerDevices {
+    /// Container by name.
+    pub container: Arc<str>,
+    /// Its GPUs.
+    #[serde(deserialize_with = "limited::<_, _, { crate::topology::MAX_GPUS_PER_NODE }>")]
+    pub gpus: Vec<GpuId>,
+    /// Its NICs, by device name; empty until requests for RDMA are placed.
+    #[serde(deserialize_with = "limited::<_, _, { crate::topology::MAX_NICS_PER_NODE }>")]
+    pub nics: Vec<Arc<str>>,
+}
+
+/// What the coordinator asks an agent to promise: the pod's whole request and its devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseRequest {
+    /// The pod.
+    pub pod: PodUid,
+    /// Its namespace and name.
+    pub pod_name: GangName,
+    /// Its gang.
+    pub gang: GangName,
+    /// Everything it asks for, container by container.
+    pub request: PodRequest,
+    /// Devices chosen for each container that has some.
+    #[serde(deserialize_with = "limited::<_, _, { crate::gang::MAX_CONTAINERS }>")]
+    pub devices: Vec<ContainerDevices>,
+    /// Whether the devices are exact.
+    pub exactness: Exactness,
+    /// Standalone mode: how long the pod runs.
+    pub run_for: Option<Millis>,
+}
+
+impl LeaseRequest {
+    /// All GPUs of the pod. Containers of one pod may share a GPU over time (init, then app): each is
+    /// listed once.
+    #[must_use]
+    pub fn gpus(&self) -> Vec<GpuId> {
+        let mut gpus: Vec<GpuId> =
+            self.devices.iter().flat_map(|devices| devices.gpus.iter().copied()).collect();
+        gpus.sort_unstable();
+        gpus.dedup();
+        gpus
+    }
+}
+
+/// State of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum LeaseState {
+    /// Promised in memory; ends by the agent's clock.
+    Reserved,
+    /// On disk; never ends by itself.
+    Armed,
+    /// Its pod is bound to the node.
+    Bound,
+    /// Its gang is wholly bound and its pod was let through the start gate.
+    Started,
+    /// Asked to end; its pod may still run.
+    Releasing,
+    /// No more; the GPUs are free.
+    Gone,
+}
+
+/// One lease as an agent reports it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseReport {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its state.
+    pub state: LeaseState,
+    /// What it is for.
+    pub request: LeaseRequest,
+}
+
+/// Why an agent did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RefusalCause {
+    /// A coordinator of a newer term, or another one of this term, is obeyed.
+    StaleTerm(Term),
+    /// The lease was released or has expired in this term.
+    Released,
+    /// No lease of this id is known.
+    UnknownLease,
+    /// The node has no such GPU.
+    UnknownGpu(GpuId),
+    /// The GPU is not healthy.
+    Unhealthy(GpuId, GpuHealth),
+    /// The GPU is promised to another lease.
+    Held(GpuId, LeaseId),
+    /// The pod already has another lease here.
+    PodHasLease(LeaseId),
+    /// Not enough of a resource: name, free, asked.
+    Short(Arc<str>, u64, u64),
+    /// The devices do not add up to the request.
+    Malformed(Arc<str>),
+    /// The ledger could not be written; the text is the system's.
+    Disk(Arc<str>),
+}
+
+/// What an agent tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromAgent {
+    /// First message of a connection; always in the form of version 1.
+    Hello(Hello),
+    /// Everything the node has, after a change of what is there.
+    Inventory(Inventory),
+    /// Alive. Sent every two seconds when nothing else is.
+    Heartbeat,
+    /// The lease is promised.
+    Reserved {
+        /// Term of the request.
+        term: Term,
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// The request was refused; with what the node has and who holds it now.
+    Refused {
+        /// Term of the request.
+        term: Term,
+        /// The lease.
+        lease: LeaseId,
+        /// Why.
+        cause: RefusalCause,
+        /// Fresh inventory.
+        inventory: Box<Inventory>,
+        /// All leases.
+        #[serde(deserialize_with = "limited::<_, _, MAX_LEASES>")]
+        leases: Vec<LeaseReport>,
+    },
+    /// State of a lease: the answer to Arm, Bound, GangBound and Release, and sent unasked when a
+    /// lease expires or its pod is really gone.
+    LeaseIs {
+        /// Term under which it was asked, or the newest known.
+        term: Term,
+        /// The lease.
+        lease: LeaseId,
+        /// Its state.
+        state: LeaseState,
+    },
+    /// Standalone mode: what a pod does. The agent repeats it until the lease is released.
+    PodStarted {
+        /// The pod.
+        pod: PodUid,
+    },
+    /// Standalone mode: the pod has ended by itself.
+    PodEnded {
+        /// The pod.
+        pod: PodUid,
+        /// It ended well.
+        succeeded: bool,
+    },
+    /// Standalone mode: the pod was stopped on request and is gone.
+    PodStopped {
+        /// The pod.
+        pod: PodUid,
+    },
+    /// Since version 2: some GPUs changed their health; nothing else did.
+    HealthChanged {
+        /// GPU and its new health.
+        #[serde(deserialize_with = "limited::<_, _, { crate::topology::MAX_GPUS_PER_NODE }>")]
+        gpus: Vec<(GpuId, GpuHealth)>,
+    },
+}
+
+/// An agent's first message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Oldest version the agent speaks.
+    pub oldest_version: u16,
+    /// Newest version the agent speaks.
+    pub newest_version: u16,
+    /// Node the agent guards; must equal the name in its certificate.
+    pub node: NodeName,
+    /// Cluster its ledger belongs to; `None` before the first Welcome.
+    pub cluster: Option<ClusterId>,
+    /// Highest term it knows.
+    pub highest_term: Term,
+    /// What the node has.
+    pub inventory: Inventory,
+    /// Who holds it.
+    #[serde(deserialize_with = "limited::<_, _, MAX_LEASES>")]
+    pub leases: Vec<LeaseReport>,
+}
+
+/// What the coordinator tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToAgent {
+    /// Answer to Hello; always in the form of version 1.
+    Welcome {
+        /// Version of all further messages.
+        version: u16,
+        /// The cluster.
+        cluster: ClusterId,
+        /// The leader's term.
+        term: Term,
+    },
+    /// Answer to a Hello that is not taken; the connection ends.
+    Rejected {
+        /// Why, and what to change.
+        message: String,
+    },
+    /// Promise these devices to this pod.
+    Reserve {
+        /// The leader's term.
+        term: Term,
+        /// The lease.
+        lease: LeaseId,
+        /// What for.
+        request: Box<LeaseRequest>,
+        /// The promise ends after this time unless it is armed.
+        expires_in_ms: Millis,
+    },
+    /// Write the lease to disk; from now on it never ends by itself.
+    Arm {
+        /// The leader's term.
+        term: Term,
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// The pod is bound to the node.
+    Bound {
+        /// The leader's term.
+        term: Term,
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// The whole gang is bound: the pod may start.
+    GangBound {
+        /// The leader's term.
+        term: Term,
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// End the lease: its pod has ended, was deleted, or was never bound.
+    Release {
+        /// The leader's term.
+        term: Term,
+        /// The lease.
+        lease: LeaseId,
+    },
+}
+
+impl FromAgent {
+    /// Version that brought this message.
+    #[must_use]
+    pub const fn since(&self) -> u16 {
+        match self {
+            Self::HealthChanged { .. } => 2,
+            _ => 1,
+        }
+    }
+}
+
+impl ToAgent {
+    /// Version that brought this message.
+    #[must_use]
+    pub const fn since(&self) -> u16 {
+        1
+    }
+}
