@@ -1,0 +1,117 @@
+//! All that may happen. An event is a fact; recording it decides nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_common::gang::{GangSpec, PodSpec};
+use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, QueueName, Term};
+use phalanx_common::plan::GangPlan;
+use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
+use phalanx_common::resources::Resources;
+use phalanx_common::wire::{FromAgent, Hello};
+use serde::{Deserialize, Serialize};
+
+/// A node as the API shows it. A node with an agent needs no object; a node without one takes only
+/// pods without devices, counted in the coordinator's own ledger.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeSpec {
+    /// Name.
+    pub name: NodeName,
+    /// Labels, for node selectors.
+    pub labels: BTreeMap<Arc<str>, Arc<str>>,
+    /// What pods may use in all.
+    pub allocatable: Resources,
+    /// Takes no new pods.
+    pub unschedulable: bool,
+}
+
+/// What came of an action that wrote to the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Done.
+    Done,
+    /// The object is not what it was (UID or resourceVersion differ, or it exists already).
+    Conflict,
+    /// The object is gone.
+    NotFound,
+    /// Refused for good; the text is the API's.
+    Refused(String),
+    /// No answer in time: it may have been done.
+    Unknown,
+}
+
+/// A fact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// First of all events: this process leads under this term.
+    Started {
+        /// The term.
+        term: Term,
+    },
+    /// The term was raised, because an agent knows a higher one.
+    TermRaised {
+        /// The new term.
+        term: Term,
+    },
+    /// A queue is there, or changed.
+    QueueApplied(QueueSpec),
+    /// A queue is gone.
+    QueueDeleted(QueueName),
+    /// A priority class is there, or changed.
+    PriorityClassApplied(PriorityClassSpec),
+    /// A priority class is gone.
+    PriorityClassDeleted(Arc<str>),
+    /// A node object is there, or changed.
+    NodeApplied(NodeSpec),
+    /// A node object is gone.
+    NodeDeleted(NodeName),
+    /// A PodGroup is there, or changed.
+    GangApplied(GangSpec),
+    /// A PodGroup is gone.
+    GangDeleted(GangName),
+    /// A pod is there, or changed.
+    PodApplied(Box<PodSpec>),
+    /// A pod is gone.
+    PodDeleted(PodUid),
+    /// A stored GangPlan, read at start.
+    PlanFound(GangPlan),
+    /// Everything that was stored has been told; decisions may begin.
+    Synced,
+    /// An agent's connection is up.
+    AgentConnected {
+        /// Number of the connection; a later one of the node replaces it.
+        session: u64,
+        /// What the agent told.
+        hello: Box<Hello>,
+    },
+    /// An agent's connection is down, or it was silent too long.
+    AgentGone {
+        /// The node.
+        node: NodeName,
+        /// The connection that ended.
+        session: u64,
+    },
+    /// A message of an agent, other than Hello.
+    AgentSaid {
+        /// The node.
+        node: NodeName,
+        /// The connection it came by.
+        session: u64,
+        /// The message.
+        message: Box<FromAgent>,
+    },
+    /// What came of an action.
+    ActionDone {
+        /// The action.
+        action: ActionId,
+        /// Its outcome.
+        outcome: Outcome,
+    },
+    /// Answer to `ReadPod`: the pod as it is now, or `None` where it is gone.
+    PodRead {
+        /// The action.
+        action: ActionId,
+        /// The pod.
+        pod: Option<Box<PodSpec>>,
+    },
+}

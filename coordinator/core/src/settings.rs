@@ -1,0 +1,43 @@
+//! The policy's numbers, with the project's defaults.
+
+use phalanx_common::units::Millis;
+use serde::{Deserialize, Serialize};
+
+/// What an operator may set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// An agent's promise ends after this unless it is armed.
+    pub reservation_ms: Millis,
+    /// A plan that is not wholly confirmed by then is dropped. Below `reservation_ms`.
+    pub confirm_timeout_ms: Millis,
+    /// A committed gang that is not wholly bound by then is rolled back.
+    pub binding_deadline_ms: Millis,
+    /// An unanswered message to an agent is sent again after this.
+    pub resend_ms: Millis,
+    /// Refusals in a row after which a node is closed.
+    pub refusal_budget: u32,
+    /// How long a node stays closed for refusals.
+    pub quarantine_ms: Millis,
+    /// Placement attempts per gang and minute.
+    pub attempts_per_minute: u32,
+    /// Queue for gangs that name none; it exists without an object.
+    pub default_queue: String,
+    /// How long the first decisions after a start wait for agents that plans name.
+    pub settle_ms: Millis,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            reservation_ms: Millis::from_seconds(10),
+            confirm_timeout_ms: Millis::from_seconds(5),
+            binding_deadline_ms: Millis::from_seconds(120),
+            resend_ms: Millis::from_seconds(1),
+            refusal_budget: 3,
+            quarantine_ms: Millis::from_seconds(30),
+            attempts_per_minute: 30,
+            default_queue: "default".to_owned(),
+            settle_ms: Millis::from_seconds(5),
+        }
+    }
+}

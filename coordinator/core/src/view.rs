@@ -1,0 +1,167 @@
+//! What the core shows to people: the same values for the admin API, the CLI and the dashboard.
+
+use std::sync::Arc;
+
+use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName};
+use phalanx_common::resources::Resources;
+use phalanx_common::topology::{GpuHealth, LinkClass};
+use phalanx_common::units::Time;
+use serde::{Deserialize, Serialize};
+
+use crate::reason::Reason;
+
+/// Everything, for `get` and the tables.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateView {
+    /// Queues, by name.
+    pub queues: Vec<QueueView>,
+    /// Gangs, by namespace and name.
+    pub gangs: Vec<GangView>,
+    /// Nodes, by name.
+    pub nodes: Vec<NodeView>,
+}
+
+/// A queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueView {
+    /// Name.
+    pub name: QueueName,
+    /// Priority.
+    pub priority: i32,
+    /// Takes new gangs.
+    pub open: bool,
+    /// Ceiling.
+    pub capability: Resources,
+    /// What its placed pods hold.
+    pub allocated: Resources,
+    /// What is charged: allocated, and the minimum of admitted gangs.
+    pub charged: Resources,
+    /// Gangs that wait for quota.
+    pub pending: u32,
+    /// Gangs admitted and not running.
+    pub inqueue: u32,
+    /// Gangs that run.
+    pub running: u32,
+    /// Gangs that have ended.
+    pub completed: u32,
+}
+
+/// A gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GangView {
+    /// Namespace and name.
+    pub name: GangName,
+    /// Queue.
+    pub queue: QueueName,
+    /// Effective priority.
+    pub priority: i32,
+    /// Phase of design.md: `queued`, `admitted`, `reserving`, `committing`, `arming`, `binding`,
+    /// `running`, `degraded`, `finished` …
+    pub phase: Arc<str>,
+    /// Phase in Volcano's words: `Pending`, `Inqueue`, `Running`, `Unknown`, `Completed`.
+    pub pod_group_phase: Arc<str>,
+    /// Pods that must start together.
+    pub minimum: u32,
+    /// Creation time.
+    pub created: Time,
+    /// Pods, by name.
+    pub pods: Vec<PodView>,
+    /// Why it waits, where it does.
+    pub reason: Option<ReasonView>,
+}
+
+/// A reason with its texts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReasonView {
+    /// Short stable name.
+    pub code: Arc<str>,
+    /// One line.
+    pub text: String,
+    /// The nearest fix; empty where waiting is the answer.
+    pub fix: String,
+    /// The value itself.
+    pub reason: Reason,
+}
+
+/// A pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodView {
+    /// Name within the gang's namespace.
+    pub name: Arc<str>,
+    /// UID.
+    pub uid: PodUid,
+    /// Task.
+    pub task: Arc<str>,
+    /// Phase as the API shows it: `Pending`, `Running`, `Succeeded`, `Failed`, or `Terminating`.
+    pub phase: Arc<str>,
+    /// Effective request.
+    pub request: Resources,
+    /// Node it is placed on.
+    pub node: Option<NodeName>,
+    /// Lease there.
+    pub lease: Option<LeaseId>,
+    /// GPUs it holds.
+    pub gpus: Vec<GpuId>,
+    /// Link class of those GPUs.
+    pub link_class: Option<LinkClass>,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeView {
+    /// Name.
+    pub name: NodeName,
+    /// `ready`, `no-agent`, or why it takes no new pods.
+    pub state: Arc<str>,
+    /// Capacity: cpu, memory, GPUs and what else it offers.
+    pub capacity: Resources,
+    /// Not used now.
+    pub free: Resources,
+    /// GPUs in PCI order.
+    pub gpus: Vec<GpuView>,
+    /// Refusals since the last success.
+    pub refusals: u32,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuView {
+    /// UUID.
+    pub id: GpuId,
+    /// NVML index.
+    pub index: u32,
+    /// Product name.
+    pub model: Arc<str>,
+    /// Health.
+    pub health: GpuHealth,
+    /// Pod that holds it.
+    pub holder: Option<GangName>,
+}
+
+/// Answer to "why does my gang not run".
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The gang.
+    pub gang: GangView,
+    /// What is left of its queue's ceiling, for each resource it asks for.
+    pub quota: Vec<QuotaView>,
+    /// Nodes that have room now for at least one of its waiting pods.
+    pub feasible_nodes: u32,
+    /// Nodes in all.
+    pub nodes: u32,
+    /// The same as text, a line each: quota left, feasible nodes, reason, fix.
+    pub lines: Vec<String>,
+}
+
+/// Quota of one resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaView {
+    /// The resource.
+    pub resource: Arc<str>,
+    /// The ceiling; `None` = no limit.
+    pub limit: Option<u64>,
+    /// Charged now, by all gangs of the queue.
+    pub used: u64,
+    /// What this gang's minimum asks.
+    pub asked: u64,
+}
