@@ -1,0 +1,223 @@
+//! QUIC endpoints over sockets of our own, with the settings both sides share.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use phalanx_common::wire::ALPN;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{ClientConfig, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TransportConfig, VarInt};
+use rustls::RootCertStore;
+use rustls::client::Resumption;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
+
+use crate::pki::{Identity, PkiError, TrustAnchor};
+
+/// Socket buffer asked for, in bytes: thousands of agents that reconnect at once overrun the usual 208 KiB.
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// A connection without a sign of life ends after this time; the smaller value of the two sides counts.
+const IDLE_TIMEOUT_MS: u32 = 15_000;
+/// The agent keeps the connection alive; the coordinator need not, and so has no timer per agent.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// The usual 333 ms would let the first retransmission wait a second.
+const INITIAL_RTT: Duration = Duration::from_millis(30);
+/// One control stream, and room for what later versions may open.
+const STREAMS: u32 = 8;
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+
+/// Why an endpoint could not be made.
+#[derive(Debug, Error)]
+pub enum EndpointError {
+    /// The socket could not be made or bound.
+    #[error("UDP socket on {address}: {source}")]
+    Socket {
+        /// Address asked for.
+        address: SocketAddr,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Certificate, key or authority cannot be used.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// The TLS library refuses certificate, key or authority.
+    #[error("TLS settings: {0}")]
+    Tls(String),
+}
+
+/// Buffers of a UDP socket in bytes, as asked for and as the system granted them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketBuffers {
+    /// Bytes asked for, in each direction.
+    pub asked: usize,
+    /// Bytes granted for receiving.
+    pub receive: usize,
+    /// Bytes granted for sending.
+    pub send: usize,
+}
+
+impl SocketBuffers {
+    /// True where the system granted less than was asked for (`net.core.rmem_max`, `net.core.wmem_max`).
+    #[must_use]
+    pub const fn clamped(&self) -> bool {
+        self.receive < self.asked || self.send < self.asked
+    }
+}
+
+/// An endpoint that agents dial. Every peer must show a certificate of the authority.
+///
+/// # Errors
+/// The address cannot be bound, or the certificates cannot be used.
+pub fn server_endpoint(
+    address: SocketAddr,
+    identity: &Identity,
+    authority: &TrustAnchor,
+) -> Result<(Endpoint, SocketBuffers), EndpointError> {
+    let config = server_config(identity, authority)?;
+    let (socket, buffers) = socket(address)?;
+    Ok((endpoint(address, socket, Some(config))?, buffers))
+}
+
+/// An endpoint that dials with this identity.
+///
+/// # Errors
+/// No UDP socket can be made, or the certificates cannot be used.
+pub fn client_endpoint(
+    identity: &Identity,
+    authority: &TrustAnchor,
+) -> Result<(Endpoint, SocketBuffers), EndpointError> {
+    let config = client_config(identity, authority)?;
+    let (mut endpoint, buffers) = bare_client_endpoint()?;
+    endpoint.set_default_client_config(config);
+    Ok((endpoint, buffers))
+}
+
+/// An endpoint for many agents of one process: each dials with its own `client_config`.
+///
+/// # Errors
+/// No UDP socket can be made.
+pub fn bare_client_endpoint() -> Result<(Endpoint, SocketBuffers), EndpointError> {
+    // One socket for both families; where the system has no IPv6, one for IPv4.
+    let dual = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+    let (address, (socket, buffers)) = match socket(dual) {
+        Ok(made) => (dual, made),
+        Err(_) => {
+            let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+            (address, socket(address)?)
+        }
+    };
+    Ok((endpoint(address, socket, None)?, buffers))
+}
+
+/// Settings of an agent's connection.
+///
+/// # Errors
+/// The certificates cannot be used.
+pub fn client_config(identity: &Identity, authority: &TrustAnchor) -> Result<ClientConfig, EndpointError> {
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(tls_error)?
+        .with_root_certificates(roots(authority)?)
+        .with_client_auth_cert(identity.chain()?, identity.key()?)
+        .map_err(tls_error)?;
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    // A resumed session shows the old certificate without checking it again.
+    tls.resumption = Resumption::disabled();
+    let crypto = QuicClientConfig::try_from(tls).map_err(tls_error)?;
+    let mut config = ClientConfig::new(Arc::new(crypto));
+    let mut transport = transport_config();
+    transport.keep_alive_interval(Some(KEEP_ALIVE));
+    config.transport_config(Arc::new(transport));
+    Ok(config)
+}
+
+fn server_config(identity: &Identity, authority: &TrustAnchor) -> Result<ServerConfig, EndpointError> {
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authority)?), provider())
+        .build()
+        .map_err(tls_error)?;
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(tls_error)?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(identity.chain()?, identity.key()?)
+        .map_err(tls_error)?;
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    tls.session_storage = Arc::new(NoServerSessionStorage {});
+    tls.send_tls13_tickets = 0;
+    let crypto = QuicServerConfig::try_from(tls).map_err(tls_error)?;
+    let mut config = ServerConfig::with_crypto(Arc::new(crypto));
+    config.transport_config(Arc::new(transport_config()));
+    Ok(config)
+}
+
+fn transport_config() -> TransportConfig {
+    let mut transport = TransportConfig::default();
+    transport
+        .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_TIMEOUT_MS))))
+        .initial_rtt(INITIAL_RTT)
+        .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
+        .receive_window(VarInt::from_u32(CONNECTION_WINDOW_BYTES))
+        .send_window(u64::from(CONNECTION_WINDOW_BYTES))
+        .datagram_receive_buffer_size(None);
+    transport
+}
+
+/// Always named: with two providers in a program, or none, the TLS library would panic on a default.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn roots(authority: &TrustAnchor) -> Result<RootCertStore, EndpointError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in authority.certificates()? {
+        roots.add(certificate).map_err(tls_error)?;
+    }
+    Ok(roots)
+}
+
+fn tls_error(error: impl std::fmt::Display) -> EndpointError {
+    EndpointError::Tls(error.to_string())
+}
+
+fn socket(address: SocketAddr) -> Result<(Socket, SocketBuffers), EndpointError> {
+    let failed = |source| EndpointError::Socket { address, source };
+    let socket =
+        Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP)).map_err(failed)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false).map_err(failed)?;
+    }
+    socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES).map_err(failed)?;
+    socket.set_send_buffer_size(SOCKET_BUFFER_BYTES).map_err(failed)?;
+    socket.bind(&address.into()).map_err(failed)?;
+    // Linux doubles what it grants, for its own bookkeeping, and says the double.
+    let overhead = if cfg!(target_os = "linux") { 2 } else { 1 };
+    let buffers = SocketBuffers {
+        asked: SOCKET_BUFFER_BYTES,
+        receive: socket.recv_buffer_size().map_err(failed)? / overhead,
+        send: socket.send_buffer_size().map_err(failed)? / overhead,
+    };
+    if buffers.clamped() {
+        tracing::warn!(
+            asked_bytes = buffers.asked,
+            receive_bytes = buffers.receive,
+            send_bytes = buffers.send,
+            "the system clamps the UDP buffers: raise net.core.rmem_max and net.core.wmem_max"
+        );
+    }
+    Ok((socket, buffers))
+}
+
+fn endpoint(
+    address: SocketAddr,
+    socket: Socket,
+    server: Option<ServerConfig>,
+) -> Result<Endpoint, EndpointError> {
+    Endpoint::new(EndpointConfig::default(), server, socket.into(), Arc::new(quinn::TokioRuntime))
+        .map_err(|source| EndpointError::Socket { address, source })
+}
