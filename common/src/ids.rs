@@ -92,9 +92,31 @@ pub struct IdError {
 }
 
 /// A GPU's UUID: the only name of a GPU that survives reboots and index changes (nvml.h,
-/// nvmlDeviceGetUUID). Text form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// nvmlDeviceGetUUID). Text form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, also in JSON, where a
+/// number of 128 bits would lose its last digits in most readers; 128 bits in binary messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuId(pub u128);
+
+impl Serialize for GpuId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            serializer.collect_str(self)
+        } else {
+            self.0.serialize(serializer)
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for GpuId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+            text.parse().map_err(serde::de::Error::custom)
+        } else {
+            u128::deserialize(deserializer).map(Self)
+        }
+    }
+}
 
 impl fmt::Display for GpuId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
