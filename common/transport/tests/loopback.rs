@@ -1,5 +1,7 @@
 //! Both ends over real QUIC on loopback: who is let in, as whom, and who is not.
 
+#![allow(clippy::unwrap_used)]
+
 use std::net::SocketAddr;
 
 use phalanx_common::ids::NodeName;
