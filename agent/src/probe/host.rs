@@ -13,13 +13,18 @@ pub struct HostFacts {
 }
 
 impl HostFacts {
-    /// What this machine has.
+    /// What this machine has; nothing where the system does not say, so that nothing is placed there.
     #[must_use]
     pub fn of_machine() -> Self {
         let kinds =
             RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()).with_memory(MemoryRefreshKind::nothing().with_ram());
-        let system = System::new_with_specifics(kinds);
-        Self { cpu_milli: system.cpus().len() as u64 * 1000, memory_bytes: system.total_memory() }
+        match System::new_with_specifics(kinds) {
+            Ok(system) => Self { cpu_milli: system.cpus().len() as u64 * 1000, memory_bytes: system.total_memory() },
+            Err(error) => {
+                tracing::warn!(%error, "CPUs and memory of this machine cannot be read");
+                Self { cpu_milli: 0, memory_bytes: 0 }
+            }
+        }
     }
 }
 
