@@ -1,1 +1,3 @@
-//! Placeholder.
+//! The coordinator's shell: everything around the deciding machine.
+
+pub mod api;

@@ -1,0 +1,410 @@
+//! The API as Kubernetes behaves, in small: objects with UID, resourceVersion and deletion stamp,
+//! writes with preconditions, and a change log that may have a gap.
+//!
+//! Every write is one `Mutation`. So the durable store, the faults and the simulation have one door.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use phalanx_common::ids::{ClusterId, PodUid};
+use phalanx_common::units::Time;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use thiserror::Error;
+use tokio::sync::watch;
+
+pub mod apply;
+pub mod embedded;
+pub mod faults;
+pub mod store;
+
+/// Kinds of objects that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// `scheduling.volcano.sh/v1beta1` Queue, cluster-scoped.
+    Queue,
+    /// `scheduling.k8s.io/v1` PriorityClass, cluster-scoped.
+    PriorityClass,
+    /// `v1` Node, cluster-scoped.
+    Node,
+    /// `scheduling.volcano.sh/v1beta1` PodGroup.
+    PodGroup,
+    /// `batch.volcano.sh/v1alpha1` Job.
+    Job,
+    /// `v1` Pod.
+    Pod,
+    /// `phalanx.dev/v1alpha1` GangPlan, written by the coordinator only.
+    GangPlan,
+}
+
+impl Kind {
+    /// All kinds, in the order in which they are best applied.
+    pub const ALL: [Self; 7] = [
+        Self::Queue,
+        Self::PriorityClass,
+        Self::Node,
+        Self::PodGroup,
+        Self::Job,
+        Self::Pod,
+        Self::GangPlan,
+    ];
+
+    /// Name as manifests write it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queue => "Queue",
+            Self::PriorityClass => "PriorityClass",
+            Self::Node => "Node",
+            Self::PodGroup => "PodGroup",
+            Self::Job => "Job",
+            Self::Pod => "Pod",
+            Self::GangPlan => "GangPlan",
+        }
+    }
+
+    /// `group/version` as manifests write it.
+    #[must_use]
+    pub const fn api_version(self) -> &'static str {
+        match self {
+            Self::Queue | Self::PodGroup => "scheduling.volcano.sh/v1beta1",
+            Self::PriorityClass => "scheduling.k8s.io/v1",
+            Self::Node | Self::Pod => "v1",
+            Self::Job => "batch.volcano.sh/v1alpha1",
+            Self::GangPlan => "phalanx.dev/v1alpha1",
+        }
+    }
+
+    /// True where objects have no namespace.
+    #[must_use]
+    pub const fn is_cluster_scoped(self) -> bool {
+        matches!(self, Self::Queue | Self::PriorityClass | Self::Node)
+    }
+
+    /// Reads a kind as people write it: any case, singular, plural or Volcano's short names.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "queue" | "queues" | "q" => Some(Self::Queue),
+            "priorityclass" | "priorityclasses" | "pc" => Some(Self::PriorityClass),
+            "node" | "nodes" | "no" => Some(Self::Node),
+            "podgroup" | "podgroups" | "pg" | "gang" | "gangs" => Some(Self::PodGroup),
+            "job" | "jobs" | "vcjob" | "vcjobs" | "vj" => Some(Self::Job),
+            "pod" | "pods" | "po" => Some(Self::Pod),
+            "gangplan" | "gangplans" => Some(Self::GangPlan),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+/// Name of an object. `Display` writes `Kind namespace/name`, or `Kind name` where it is cluster-scoped.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ObjectKey {
+    /// Kind.
+    pub kind: Kind,
+    /// Namespace; empty where the kind is cluster-scoped.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+impl ObjectKey {
+    /// Key of an object; the namespace is dropped where the kind is cluster-scoped.
+    #[must_use]
+    pub fn new(kind: Kind, namespace: &str, name: &str) -> Self {
+        let namespace = if kind.is_cluster_scoped() { "" } else { namespace };
+        Self { kind, namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            write!(formatter, "{} {}", self.kind, self.name)
+        } else {
+            write!(formatter, "{} {}/{}", self.kind, self.namespace, self.name)
+        }
+    }
+}
+
+/// The object this one belongs to: it goes when the owner goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// Kind.
+    pub kind: Kind,
+    /// Name, in the same namespace.
+    pub name: String,
+    /// UID: a new object of the old name owns nothing of the old one.
+    pub uid: String,
+}
+
+/// What every object has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metadata {
+    /// Namespace; empty where the kind is cluster-scoped.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Where `name` is empty at creation: the name is made from this and a suffix.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub generate_name: String,
+    /// UID, given at creation.
+    pub uid: String,
+    /// Number of the last change of this object, from one counter for all objects.
+    pub resource_version: u64,
+    /// When it was created.
+    pub creation: Time,
+    /// When its deletion was asked for; it stays until it is finalized.
+    pub deletion: Option<Time>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// What it belongs to.
+    pub owner: Option<Owner>,
+}
+
+/// An object. `spec` and `status` have the form of the manifest; a PriorityClass's top-level fields
+/// stand in `spec`, and so does a Node's `allocatable`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Object {
+    /// Kind.
+    pub kind: Kind,
+    /// Names, labels, versions.
+    pub metadata: Metadata,
+    /// What is wanted.
+    pub spec: Value,
+    /// What is.
+    pub status: Value,
+}
+
+impl Object {
+    /// An object to be created, without spec and status.
+    #[must_use]
+    pub fn new(kind: Kind, namespace: &str, name: &str) -> Self {
+        let key = ObjectKey::new(kind, namespace, name);
+        let metadata = Metadata { namespace: key.namespace, name: key.name, ..Metadata::default() };
+        Self { kind, metadata, spec: Value::Null, status: Value::Null }
+    }
+
+    /// Builder: the spec.
+    #[must_use]
+    pub fn with_spec(mut self, spec: Value) -> Self {
+        self.spec = spec;
+        self
+    }
+
+    /// Its key.
+    #[must_use]
+    pub fn key(&self) -> ObjectKey {
+        ObjectKey::new(self.kind, &self.metadata.namespace, &self.metadata.name)
+    }
+
+    /// An annotation's text.
+    #[must_use]
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        self.metadata.annotations.get(name).map(String::as_str)
+    }
+
+    /// Preconditions that say: exactly this state of this object.
+    #[must_use]
+    pub fn preconditions(&self) -> Preconditions {
+        Preconditions {
+            uid: Some(self.metadata.uid.clone()),
+            resource_version: self.metadata.resource_version,
+        }
+    }
+}
+
+/// What must still be true for a write to happen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Preconditions {
+    /// The object's UID; `None` = any.
+    pub uid: Option<String>,
+    /// The object's resourceVersion; 0 = any.
+    pub resource_version: u64,
+}
+
+impl Preconditions {
+    /// Only the UID must be this one.
+    #[must_use]
+    pub fn uid(uid: &str) -> Self {
+        Self { uid: Some(uid.to_owned()), resource_version: 0 }
+    }
+}
+
+/// A write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mutation {
+    /// Creates an object. UID, creation time and resourceVersion are given by the store; the status
+    /// starts fresh.
+    Create(Box<Object>),
+    /// Replaces spec, labels and annotations. The object's own UID and resourceVersion are the
+    /// preconditions, where they are given. A Pod's spec cannot be changed.
+    Update(Box<Object>),
+    /// Replaces the status.
+    UpdateStatus {
+        /// The object.
+        key: ObjectKey,
+        /// What must be true.
+        preconditions: Preconditions,
+        /// The new status.
+        status: Value,
+    },
+    /// Sets annotations (`Some`) and removes them (`None`); the others stay.
+    PatchAnnotations {
+        /// The object.
+        key: ObjectKey,
+        /// What must be true.
+        preconditions: Preconditions,
+        /// The annotations.
+        annotations: BTreeMap<String, Option<String>>,
+    },
+    /// Binds a pod: sets `spec.nodeName` and annotations. A pod that has a node, or a deletion stamp, is
+    /// a conflict.
+    Bind {
+        /// The pod.
+        key: ObjectKey,
+        /// UID and resourceVersion.
+        preconditions: Preconditions,
+        /// The node.
+        node: String,
+        /// Annotations of the Binding.
+        annotations: BTreeMap<String, String>,
+    },
+    /// Deletes an object and, when it is gone, what it owns. A pod that has a node and has not ended gets a deletion stamp
+    /// and stays until it is finalized.
+    Delete {
+        /// The object.
+        key: ObjectKey,
+        /// What must be true.
+        preconditions: Preconditions,
+    },
+    /// Removes a pod that has a deletion stamp: its containers have stopped.
+    Finalize {
+        /// The pod.
+        uid: PodUid,
+    },
+}
+
+impl Mutation {
+    /// Short name, for logs and metrics.
+    #[must_use]
+    pub const fn verb(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "create",
+            Self::Update(_) => "update",
+            Self::UpdateStatus { .. } => "update-status",
+            Self::PatchAnnotations { .. } => "patch",
+            Self::Bind { .. } => "bind",
+            Self::Delete { .. } => "delete",
+            Self::Finalize { .. } => "finalize",
+        }
+    }
+
+    /// What it is about, for logs and faults: kind and name, or the UID.
+    #[must_use]
+    pub fn target(&self) -> String {
+        match self {
+            Self::Create(object) | Self::Update(object) => object.key().to_string(),
+            Self::UpdateStatus { key, .. }
+            | Self::PatchAnnotations { key, .. }
+            | Self::Bind { key, .. }
+            | Self::Delete { key, .. } => key.to_string(),
+            Self::Finalize { uid } => format!("Pod of UID {uid}"),
+        }
+    }
+}
+
+/// What happened to an object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ChangeBody {
+    /// It is there, or is different now.
+    Applied(Arc<Object>),
+    /// It is gone.
+    Deleted {
+        /// Its key.
+        key: ObjectKey,
+        /// Its UID.
+        uid: String,
+    },
+}
+
+/// One entry of the change log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Number of the change, from one counter for all objects.
+    pub resource_version: u64,
+    /// Kind of the object.
+    pub kind: Kind,
+    /// What happened.
+    pub body: ChangeBody,
+}
+
+/// Why a call was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ApiError {
+    /// There is no such object.
+    #[error("{0} does not exist")]
+    NotFound(String),
+    /// There is one of that name.
+    #[error("{0} exists already")]
+    AlreadyExists(String),
+    /// A precondition does not hold: the object is another one, or changed in between.
+    #[error("conflict: {0}")]
+    Conflict(String),
+    /// Refused for good; the text says why.
+    #[error("{0}")]
+    Invalid(String),
+    /// The change log does not reach back that far (or never had that number): list again.
+    #[error("the change log starts after resourceVersion {asked}: list again")]
+    Gone {
+        /// The number asked for.
+        asked: u64,
+    },
+    /// No answer in time: the write may have been done.
+    #[error("no answer in time; it may have been done")]
+    Unknown,
+    /// The store could not be read or written.
+    #[error("{0}")]
+    Storage(String),
+}
+
+/// The API. Clones of an implementation share one store.
+pub trait Api: Clone + Send + Sync + 'static {
+    /// One object.
+    fn get(&self, key: &ObjectKey) -> impl Future<Output = Result<Arc<Object>, ApiError>> + Send;
+
+    /// All objects of a kind (`None` = of all kinds) by key, and the number of the newest change they contain.
+    fn list(
+        &self,
+        kind: Option<Kind>,
+    ) -> impl Future<Output = Result<(Vec<Arc<Object>>, u64), ApiError>> + Send;
+
+    /// Changes after `resource_version`, oldest first, at most `max`.
+    fn changes_since(
+        &self,
+        resource_version: u64,
+        max: usize,
+    ) -> impl Future<Output = Result<Vec<Change>, ApiError>> + Send;
+
+    /// Does a write. The answer is the object as it is after it (before it, for one that is gone now).
+    fn mutate(&self, mutation: Mutation) -> impl Future<Output = Result<Arc<Object>, ApiError>> + Send;
+
+    /// Number of the newest change; it wakes when there is a newer one.
+    fn subscribe(&self) -> watch::Receiver<u64>;
+
+    /// Identity of the cluster, drawn when the store was made.
+    fn cluster_id(&self) -> ClusterId;
+
+    /// Raises the term's counter above its stored value and above `above`, and returns it.
+    fn raise_term(&self, above: u64) -> impl Future<Output = Result<u64, ApiError>> + Send;
+}

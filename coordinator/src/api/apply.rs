@@ -1,0 +1,122 @@
+//! `apply`: create what is not there, change what differs, leave the rest alone.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Api, ApiError, Kind, Mutation, Object};
+
+/// Writes of others that may come in between before we give up.
+const MOST_CONFLICTS: u32 = 8;
+
+/// What `apply` did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Applied {
+    /// It was not there.
+    Created,
+    /// It was different.
+    Configured,
+    /// It was like this already.
+    Unchanged,
+}
+
+impl Applied {
+    /// Text for people.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Configured => "configured",
+            Self::Unchanged => "unchanged",
+        }
+    }
+}
+
+/// Applies an object. Labels and annotations are merged over the stored ones, so that what the
+/// coordinator wrote stays; the spec is replaced.
+///
+/// # Errors
+/// The API's; `Invalid` where a field changed that cannot change.
+pub async fn apply_object(api: &impl Api, wanted: &Object) -> Result<(Arc<Object>, Applied), ApiError> {
+    let mut conflicts = 0;
+    loop {
+        let outcome = apply_once(api, wanted).await;
+        match outcome {
+            Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_))
+                if conflicts < MOST_CONFLICTS =>
+            {
+                conflicts += 1;
+            }
+            other => return other,
+        }
+    }
+}
+
+async fn apply_once(api: &impl Api, wanted: &Object) -> Result<(Arc<Object>, Applied), ApiError> {
+    let create = || Mutation::Create(Box::new(wanted.clone()));
+    if wanted.metadata.name.is_empty() {
+        return Ok((api.mutate(create()).await?, Applied::Created));
+    }
+    let stored = match api.get(&wanted.key()).await {
+        Err(ApiError::NotFound(_)) => return Ok((api.mutate(create()).await?, Applied::Created)),
+        other => other?,
+    };
+    let Some(merged) = merge(&stored, wanted)? else { return Ok((stored, Applied::Unchanged)) };
+    Ok((api.mutate(Mutation::Update(Box::new(merged))).await?, Applied::Configured))
+}
+
+/// The stored object with what is wanted; `None` where nothing differs.
+///
+/// # Errors
+/// `Invalid` where a field differs that cannot change.
+pub fn merge(stored: &Object, wanted: &Object) -> Result<Option<Object>, ApiError> {
+    let mut merged = stored.clone();
+    merged.metadata.labels.extend(wanted.metadata.labels.clone());
+    merged.metadata.annotations.extend(wanted.metadata.annotations.clone());
+    match stored.kind {
+        Kind::Pod => {
+            if without(&stored.spec, &["nodeName"]) != without(&wanted.spec, &["nodeName"]) {
+                return Err(ApiError::Invalid(format!(
+                    "spec: the spec of {} cannot be changed; delete the pod and apply it again",
+                    stored.key()
+                )));
+            }
+        }
+        Kind::Job => {
+            if frozen_part(&stored.spec) != frozen_part(&wanted.spec) {
+                return Err(ApiError::Invalid(format!(
+                    "spec: of {} only minAvailable, priorityClassName, tasks[].replicas and tasks[].minAvailable can be changed; delete the job and apply it again",
+                    stored.key()
+                )));
+            }
+            merged.spec = wanted.spec.clone();
+        }
+        Kind::Queue | Kind::PriorityClass | Kind::Node | Kind::PodGroup | Kind::GangPlan => {
+            merged.spec = wanted.spec.clone();
+        }
+    }
+    Ok((merged != *stored).then_some(merged))
+}
+
+fn without(value: &Value, fields: &[&str]) -> Value {
+    let mut copy = value.clone();
+    if let Value::Object(map) = &mut copy {
+        for field in fields {
+            map.remove(*field);
+        }
+    }
+    copy
+}
+
+/// A Job's spec without what may change while it exists.
+fn frozen_part(spec: &Value) -> Value {
+    let mut copy = without(spec, &["minAvailable", "priorityClassName"]);
+    if let Some(tasks) = copy.get_mut("tasks").and_then(Value::as_array_mut) {
+        for task in tasks {
+            *task = without(task, &["replicas", "minAvailable"]);
+        }
+    }
+    copy
+}
