@@ -1,0 +1,6 @@
+//! The agent's real probe on machines made from node profiles: real FFI calls into the stand-in
+//! library, a generated sysfs tree, and the same code that runs on real nodes.
+
+mod faults;
+mod readback;
+mod support;
