@@ -1,1 +1,27 @@
-//! Placeholder.
+//! The pure machine that guards one node's GPUs.
+//!
+//! Two doors: `Core::apply` takes what happened, `Core::next_deadline` says when time itself matters. What
+//! is to be done comes out as `Action`s. No clock, no disk, no network, no unordered iteration.
+//!
+//! The life of a lease: reserved (in memory, ends by itself) → armed (on disk, never ends by itself) → bound →
+//! started → releasing → gone. Three rules carry everything:
+//!
+//! 1. One GPU has at most one lease, from reserved until gone.
+//! 2. What is promised beyond `reserved` is on disk before it is said, and what is gone from disk before
+//!    it is said to be gone. So a crash at any moment takes back nothing that was said.
+//! 3. Only the newest term is obeyed. A newer one is on disk before anything is answered under it.
+
+pub mod action;
+pub mod core;
+pub mod event;
+pub mod invariants;
+pub mod inventory;
+pub mod leases;
+pub mod ledger;
+mod messages;
+pub mod tombstones;
+
+pub use action::{Action, Warning};
+pub use core::{Core, Deadline};
+pub use event::Event;
+pub use ledger::{DurableLease, DurableState, Ledger};

@@ -1,0 +1,214 @@
+//! What the coordinator's messages do.
+
+use std::sync::Arc;
+
+use phalanx_common::ids::{ClusterId, LeaseId, Term};
+use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::{FromAgent, LeaseRequest, LeaseState, RefusalCause, ToAgent};
+
+use crate::action::{Action, Warning};
+use crate::core::{Core, Link, Waiting};
+use crate::leases::{Lease, Leases, Phase};
+
+/// Longest reservation: a promise that is only in memory must not outlive its coordinator's interest.
+const MAX_RESERVATION_MS: Millis = Millis(600_000);
+
+impl Core {
+    pub(crate) fn message(&mut self, message: ToAgent, now: Time, actions: &mut Vec<Action>) {
+        let opening = matches!(message, ToAgent::Welcome { .. } | ToAgent::Rejected { .. });
+        if !opening && !self.link_is_up() {
+            // Of a connection that is dead or was never welcomed: as good as lost.
+            return;
+        }
+        match message {
+            ToAgent::Welcome { version, cluster, term } => self.welcome(version, cluster, term, actions),
+            ToAgent::Rejected { message } => actions.push(Action::Warn(Warning::Rejected(message))),
+            ToAgent::Reserve { term, lease, request, expires_in_ms } => {
+                if self.obey(term) {
+                    self.reserve(term, lease, *request, expires_in_ms, now, actions);
+                } else {
+                    self.refuse(term, lease, RefusalCause::StaleTerm(self.highest_term), actions);
+                }
+            }
+            ToAgent::Arm { term, lease } => {
+                if self.obey_or_warn("Arm", term, actions) {
+                    self.move_on(term, lease, Phase::Armed);
+                }
+            }
+            ToAgent::Bound { term, lease } => {
+                if self.obey_or_warn("Bound", term, actions) {
+                    self.move_on(term, lease, Phase::Bound);
+                }
+            }
+            ToAgent::GangBound { term, lease } => {
+                if self.obey_or_warn("GangBound", term, actions) {
+                    self.move_on(term, lease, Phase::Started { at: now, ended: None });
+                }
+            }
+            ToAgent::Release { term, lease } => {
+                if self.obey_or_warn("Release", term, actions) {
+                    self.release(term, lease, actions);
+                }
+            }
+        }
+    }
+
+    /// True where a message of this term is to be obeyed. A higher term is taken over first.
+    fn obey(&mut self, term: Term) -> bool {
+        if term == self.highest_term {
+            return true;
+        }
+        if term.counter <= self.highest_term.counter {
+            return false;
+        }
+        self.highest_term = term;
+        self.term_in = self.touch();
+        self.tombstones.clear();
+        // A reservation was promised to the old leader alone; the new one plans anew.
+        let reserved: Vec<LeaseId> = self
+            .leases
+            .iter()
+            .filter(|(_, lease)| matches!(lease.phase, Phase::Reserved { .. }))
+            .map(|(id, _)| *id)
+            .collect();
+        for lease in reserved {
+            self.drop_reserved(lease);
+        }
+        self.waiting.retain(|answer| !answer.reserve);
+        true
+    }
+
+    fn obey_or_warn(&mut self, message: &'static str, term: Term, actions: &mut Vec<Action>) -> bool {
+        let obeyed = self.obey(term);
+        if !obeyed {
+            let highest = self.highest_term;
+            actions.push(Action::Warn(Warning::StaleTerm { message, term, highest }));
+        }
+        obeyed
+    }
+
+    fn welcome(&mut self, version: u16, cluster: ClusterId, term: Term, actions: &mut Vec<Action>) {
+        let Link::Greeted(told) = &self.link else { return };
+        self.link = Link::Up { version, told: told.clone() };
+        if self.cluster.as_ref() != Some(&cluster) {
+            self.join(cluster, actions);
+        }
+        // A stale leader will raise its term above the one it read in Hello before it asks for anything.
+        self.obey_or_warn("Welcome", term, actions);
+        self.tell_inventory(actions);
+        self.tell_pods(actions);
+    }
+
+    /// Makes the node a member of a cluster. What it promised to another one counts no more.
+    fn join(&mut self, cluster: ClusterId, actions: &mut Vec<Action>) {
+        self.touch();
+        if let Some(old) = self.cluster.replace(cluster.clone()) {
+            actions.push(Action::SetAside { old, new: cluster });
+            for (_, lease) in self.leases.iter() {
+                if matches!(lease.phase, Phase::Started { ended: None, .. }) {
+                    actions.push(Action::StopPod { pod: lease.request.pod.clone() });
+                }
+            }
+            self.leases = Leases::default();
+            self.tombstones.clear();
+            self.waiting.clear();
+            self.highest_term = Term::default();
+            self.term_in = 0;
+        }
+    }
+
+    /// Repeats what pods did: it may have been said into a connection that was already dead.
+    fn tell_pods(&self, actions: &mut Vec<Action>) {
+        for (_, lease) in self.leases.iter() {
+            let Phase::Started { ended, .. } = lease.phase else { continue };
+            if lease.known == LeaseState::Started {
+                self.send(FromAgent::PodStarted { pod: lease.request.pod.clone() }, actions);
+            }
+            if let Some(succeeded) = ended {
+                self.send(FromAgent::PodEnded { pod: lease.request.pod.clone(), succeeded }, actions);
+            }
+        }
+    }
+
+    fn reserve(
+        &mut self,
+        term: Term,
+        id: LeaseId,
+        request: LeaseRequest,
+        expires_in: Millis,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
+        match self.can_reserve(term, id, &request) {
+            Ok(known) => {
+                if !known {
+                    self.leases.insert(id, Lease::reserved(request, now, expires_in.min(MAX_RESERVATION_MS)));
+                }
+                self.waiting.push(Waiting { needs: self.term_in, term, lease: id, reserve: true });
+            }
+            Err(cause) => self.refuse(term, id, cause, actions),
+        }
+    }
+
+    /// Whether the lease may be promised; true where it is already.
+    fn can_reserve(&self, term: Term, id: LeaseId, request: &LeaseRequest) -> Result<bool, RefusalCause> {
+        let malformed = |text: String| RefusalCause::Malformed(Arc::from(text));
+        if id.term > term.counter {
+            return Err(malformed(format!("lease {id} is of a later term than {term}")));
+        }
+        if let Some(lease) = self.leases.get(id) {
+            return match lease.phase {
+                Phase::Releasing | Phase::Ending { .. } => Err(RefusalCause::Released),
+                _ if lease.request != *request => {
+                    Err(malformed(format!("lease {id} is already for pod {}", lease.request.pod_name)))
+                }
+                _ => Ok(true),
+            };
+        }
+        if self.tombstones.contains(id) {
+            return Err(RefusalCause::Released);
+        }
+        let inventory =
+            self.inventory.as_ref().ok_or_else(|| malformed("nothing was read yet".to_owned()))?;
+        self.leases.check(request, inventory)?;
+        Ok(false)
+    }
+
+    /// Brings a lease forward to at least this phase. Each step implies those before it: the messages of the
+    /// earlier ones may be lost or late.
+    fn move_on(&mut self, term: Term, id: LeaseId, target: Phase) {
+        match self.leases.get(id).map(|lease| lease.phase) {
+            None => self.tombstones.add(id),
+            Some(phase) if phase.state() < target.state() => self.advance(id, target),
+            Some(_) => {}
+        }
+        self.answer(term, id);
+    }
+
+    fn release(&mut self, term: Term, id: LeaseId, actions: &mut Vec<Action>) {
+        match self.leases.get(id).map(|lease| lease.phase) {
+            None => self.tombstones.add(id),
+            Some(Phase::Reserved { .. }) => {
+                self.drop_reserved(id);
+                self.tombstones.add(id);
+            }
+            Some(Phase::Armed | Phase::Bound | Phase::Started { ended: Some(_), .. }) => {
+                self.advance(id, Phase::Ending { stopped: false });
+            }
+            Some(Phase::Started { ended: None, .. }) => self.stop(id, actions),
+            Some(Phase::Releasing | Phase::Ending { .. }) => {}
+        }
+        self.answer(term, id);
+    }
+
+    /// Stops the pod of a started lease. One whose start is not on disk yet was never let go.
+    fn stop(&mut self, id: LeaseId, actions: &mut Vec<Action>) {
+        let Some(lease) = self.leases.get(id) else { return };
+        if lease.known == LeaseState::Started {
+            actions.push(Action::StopPod { pod: lease.request.pod.clone() });
+            self.advance(id, Phase::Releasing);
+        } else {
+            self.advance(id, Phase::Ending { stopped: false });
+        }
+    }
+}
