@@ -42,12 +42,17 @@ pub enum ReportError {
 /// A wrong option or profile.
 pub fn run_inventory(options: ProbeOptions, json: bool) -> Result<String, ReportError> {
     let mut options = options;
-    let scratch = options.profile.is_some().then(|| Scratch::new(options.state_directory.clone())).transpose()?;
+    let scratch =
+        options.profile.is_some().then(|| Scratch::new(options.state_directory.clone())).transpose()?;
     if let Some(scratch) = &scratch {
         options.state_directory.clone_from(&scratch.path);
     }
     let inventory = NodeProbe::new(&options)?.read();
-    if json { Ok(serde_json::to_string_pretty(&to_json(&inventory))? + "\n") } else { Ok(to_text(&inventory)) }
+    if json {
+        Ok(serde_json::to_string_pretty(&to_json(&inventory))? + "\n")
+    } else {
+        Ok(to_text(&inventory))
+    }
 }
 
 /// A directory that goes when the value does.
@@ -118,7 +123,11 @@ pub fn to_json(inventory: &Inventory) -> Value {
     });
     let links = inventory.links.iter().enumerate().map(|(first, row)| {
         let cells = row.iter().enumerate().map(|(second, link)| {
-            if first == second { json!("X") } else { json!({"nvlinks": link.nvlinks, "pcie": link.pcie.as_str()}) }
+            if first == second {
+                json!("X")
+            } else {
+                json!({"nvlinks": link.nvlinks, "pcie": link.pcie.as_str()})
+            }
         });
         Value::Array(cells.collect())
     });
@@ -178,7 +187,10 @@ pub fn to_text(inventory: &Inventory) -> String {
     }
     let fragments = best_fragments(inventory);
     if !fragments.is_empty() {
-        text += &format!("\nFree fragments: the best-connected healthy GPUs of each size\n{}\n", fragment_table(&fragments));
+        text += &format!(
+            "\nFree fragments: the best-connected healthy GPUs of each size\n{}\n",
+            fragment_table(&fragments)
+        );
     }
     text
 }
@@ -186,7 +198,11 @@ pub fn to_text(inventory: &Inventory) -> String {
 /// A quotient with one decimal where it is not whole.
 fn decimal(amount: u64, unit: u64) -> String {
     let tenths = amount as u128 * 10 / u128::from(unit);
-    if tenths.is_multiple_of(10) { (tenths / 10).to_string() } else { format!("{}.{}", tenths / 10, tenths % 10) }
+    if tenths.is_multiple_of(10) {
+        (tenths / 10).to_string()
+    } else {
+        format!("{}.{}", tenths / 10, tenths % 10)
+    }
 }
 
 fn table(header: Vec<String>) -> Table {
@@ -217,7 +233,10 @@ fn link_table(inventory: &Inventory) -> Table {
     let nic_names = inventory.nics.iter().map(|nic| nic.name.clone());
     let mut table = table([String::new()].into_iter().chain(gpu_names).chain(nic_names).collect());
     for (first, row) in inventory.links.iter().enumerate() {
-        let gpus = row.iter().enumerate().map(|(second, link)| if first == second { "X".into() } else { link_text(*link) });
+        let gpus = row
+            .iter()
+            .enumerate()
+            .map(|(second, link)| if first == second { "X".into() } else { link_text(*link) });
         let nics = inventory.nics.iter().map(|nic| nic.relation_to_gpus[first].to_string());
         table.add_row([format!("GPU{first}")].into_iter().chain(gpus).chain(nics).collect::<Vec<_>>());
     }
@@ -243,7 +262,8 @@ fn fragment_table(fragments: &[Fragment]) -> Table {
     let mut table = table(["Size", "GPUs", "Connected by"].map(str::to_owned).into());
     for fragment in fragments {
         let gpus: Vec<String> = fragment.gpus.iter().map(usize::to_string).collect();
-        let class = if fragment.nvlinks > 0 { format!("NV{}", fragment.nvlinks) } else { fragment.class.to_string() };
+        let class =
+            if fragment.nvlinks > 0 { format!("NV{}", fragment.nvlinks) } else { fragment.class.to_string() };
         table.add_row([fragment.gpus.len().to_string(), gpus.join(" "), class]);
     }
     if let Some(column) = table.column_mut(0) {
@@ -294,7 +314,10 @@ mod tests {
     fn text_shows_what_topo_shows() {
         let text = to_text(&pairs());
         let row = |name: &str| {
-            let line = text.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_else(|| panic!("{name} in\n{text}"));
+            let line = text
+                .lines()
+                .find(|line| line.trim_start().starts_with(name))
+                .unwrap_or_else(|| panic!("{name} in\n{text}"));
             line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(row("GPU1"), ["GPU1", "NV4", "X", "SYS", "SYS", "PXB"]);

@@ -6,8 +6,8 @@
 
 pub mod host;
 mod join;
-pub mod nvml;
 mod nvlink;
+pub mod nvml;
 pub mod recorded;
 mod simulated;
 pub mod sysfs;
@@ -61,7 +61,11 @@ impl ProbeOptions {
 
     /// A machine described by a profile.
     #[must_use]
-    pub fn of_profile(profile: impl Into<PathBuf>, node_name: &str, state_directory: impl Into<PathBuf>) -> Self {
+    pub fn of_profile(
+        profile: impl Into<PathBuf>,
+        node_name: &str,
+        state_directory: impl Into<PathBuf>,
+    ) -> Self {
         Self {
             profile: Some(profile.into()),
             state_directory: state_directory.into(),

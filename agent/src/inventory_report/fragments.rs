@@ -21,7 +21,8 @@ pub struct Fragment {
 /// The best set of 1, 2, 4, 8 … healthy GPUs, and of all of them.
 #[must_use]
 pub fn best_fragments(inventory: &Inventory) -> Vec<Fragment> {
-    let healthy: Vec<usize> = (0..inventory.gpus.len()).filter(|at| inventory.gpus[*at].health.is_healthy()).collect();
+    let healthy: Vec<usize> =
+        (0..inventory.gpus.len()).filter(|at| inventory.gpus[*at].health.is_healthy()).collect();
     let powers = (0..usize::BITS).map(|power| 1 << power).take_while(|size| *size < healthy.len());
     let sizes: Vec<usize> = powers.chain((!healthy.is_empty()).then_some(healthy.len())).collect();
     sizes.into_iter().filter_map(|size| best_of(inventory, &healthy, size)).collect()
@@ -48,7 +49,10 @@ fn grow(inventory: &Inventory, healthy: &[usize], seed: usize, size: usize) -> F
     }
     set.sort_unstable();
     let pairs = set.iter().flat_map(|first| set.iter().map(move |second| (*first, *second)));
-    let worst = pairs.filter(|(first, second)| first < second).map(|(first, second)| inventory.links[first][second].nvlinks).min();
+    let worst = pairs
+        .filter(|(first, second)| first < second)
+        .map(|(first, second)| inventory.links[first][second].nvlinks)
+        .min();
     Fragment { class: inventory.link_class(&set), nvlinks: worst.unwrap_or(0), gpus: set }
 }
 
@@ -60,7 +64,10 @@ mod tests {
     use super::*;
 
     fn shown(inventory: &Inventory) -> Vec<(Vec<usize>, LinkClass, u8)> {
-        best_fragments(inventory).into_iter().map(|fragment| (fragment.gpus, fragment.class, fragment.nvlinks)).collect()
+        best_fragments(inventory)
+            .into_iter()
+            .map(|fragment| (fragment.gpus, fragment.class, fragment.nvlinks))
+            .collect()
     }
 
     #[test]

@@ -16,10 +16,13 @@ impl HostFacts {
     /// What this machine has; nothing where the system does not say, so that nothing is placed there.
     #[must_use]
     pub fn of_machine() -> Self {
-        let kinds =
-            RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()).with_memory(MemoryRefreshKind::nothing().with_ram());
+        let kinds = RefreshKind::nothing()
+            .with_cpu(CpuRefreshKind::nothing())
+            .with_memory(MemoryRefreshKind::nothing().with_ram());
         match System::new_with_specifics(kinds) {
-            Ok(system) => Self { cpu_milli: system.cpus().len() as u64 * 1000, memory_bytes: system.total_memory() },
+            Ok(system) => {
+                Self { cpu_milli: system.cpus().len() as u64 * 1000, memory_bytes: system.total_memory() }
+            }
             Err(error) => {
                 tracing::warn!(%error, "CPUs and memory of this machine cannot be read");
                 Self { cpu_milli: 0, memory_bytes: 0 }

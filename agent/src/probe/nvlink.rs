@@ -154,7 +154,9 @@ mod tests {
             to_switches,
             to_gpus: to_gpus.iter().map(|(bus, links)| (address(*bus), *links)).collect(),
         };
-        let between = |first: &LinkCounts, second: &LinkCounts| LinkCounts::between((first, address(1)), (second, address(2)));
+        let between = |first: &LinkCounts, second: &LinkCounts| {
+            LinkCounts::between((first, address(1)), (second, address(2)))
+        };
         assert_eq!(between(&counts(0, &[(2, 4), (3, 2)]), &counts(0, &[(1, 4)])), 4);
         assert_eq!(between(&counts(0, &[(2, 4)]), &counts(0, &[(1, 3)])), 3, "a dead lane on one side");
         assert_eq!(between(&counts(0, &[(2, 4)]), &counts(0, &[])), 0, "the other GPU is lost");

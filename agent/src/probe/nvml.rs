@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use nvml_wrapper::Device;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::Device;
 use phalanx_common::ids::GpuId;
 use phalanx_common::topology::{GpuHealth, MAX_GPUS_PER_NODE, PcieLevel, ProbeState};
 use phalanx_profile::PciAddress;
@@ -84,7 +84,12 @@ impl NvmlProbe {
                     ProbeState::NoLibrary(text) | ProbeState::DriverError(text) => text.clone(),
                 };
                 let gpus = self.known.values().map(|gpu| silent_gpu(gpu, GpuHealth::Failed(text.clone())));
-                NvmlReading { state, driver: String::new(), gpus: sorted(gpus.collect()), levels: BTreeMap::new() }
+                NvmlReading {
+                    state,
+                    driver: String::new(),
+                    gpus: sorted(gpus.collect()),
+                    levels: BTreeMap::new(),
+                }
             }
         }
     }
@@ -95,7 +100,8 @@ impl NvmlProbe {
             None => open(&self.library)?,
         };
         let session = self.session.insert(session);
-        let count = session.nvml.device_count().map_err(|error| driver_error("nvmlDeviceGetCount_v2", error))?;
+        let count =
+            session.nvml.device_count().map_err(|error| driver_error("nvmlDeviceGetCount_v2", error))?;
         let mut answered = Vec::new();
         let mut silent = Vec::new();
         for index in 0..count {
@@ -104,16 +110,22 @@ impl NvmlProbe {
                 Err(health) => silent.push(Silent { index, health }),
             }
         }
-        if answered.is_empty() && self.known.is_empty() && let Some(first) = silent.first() {
+        if answered.is_empty()
+            && self.known.is_empty()
+            && let Some(first) = silent.first()
+        {
             let reason = match &first.health {
                 GpuHealth::Failed(text) => text.as_str(),
                 GpuHealth::Lost | GpuHealth::Healthy => "fell off the bus (code 15)",
             };
-            let text = format!("{count} GPUs are counted and none can be read; GPU 0: {reason}. Fix: see dmesg for NVRM messages");
+            let text = format!(
+                "{count} GPUs are counted and none can be read; GPU 0: {reason}. Fix: see dmesg for NVRM messages"
+            );
             return Err(ProbeState::DriverError(text));
         }
         session.read_levels(&answered);
-        let levels = session.levels.iter().filter_map(|(pair, level)| level.map(|level| (*pair, level))).collect();
+        let levels =
+            session.levels.iter().filter_map(|(pair, level)| level.map(|level| (*pair, level))).collect();
         let driver = session.driver.clone();
         Ok(NvmlReading { state: ProbeState::Ready, driver, gpus: self.complete(answered, silent), levels })
     }
@@ -124,14 +136,20 @@ impl NvmlProbe {
         let mut gpus = answered.clone();
         for (_, gpu) in self.known.iter().filter(|(id, _)| !present.contains(id)) {
             // Indices can shift, so a silent index is taken for the GPU that had it, else for any.
-            let at = silent.iter().position(|silent| silent.index == gpu.index).or((!silent.is_empty()).then_some(0));
+            let at = silent
+                .iter()
+                .position(|silent| silent.index == gpu.index)
+                .or((!silent.is_empty()).then_some(0));
             let health = at.map_or(GpuHealth::Lost, |at| silent.remove(at).health);
             gpus.push(silent_gpu(gpu, health));
         }
         if silent.len() != self.unidentified {
             self.unidentified = silent.len();
             let indices: Vec<u32> = silent.iter().map(|silent| silent.index).collect();
-            tracing::warn!(?indices, "GPUs that never answered are left out: without an answer they have no UUID");
+            tracing::warn!(
+                ?indices,
+                "GPUs that never answered are left out: without an answer they have no UUID"
+            );
         }
         self.known.extend(answered.into_iter().map(|gpu| (gpu.id, gpu)));
         let mut gpus = sorted(gpus);
@@ -185,7 +203,10 @@ fn open(library: &Path) -> Result<Session, ProbeState> {
     if nvml.lib().nvmlShutdown.is_err() {
         // Dropping the wrapper would call it and panic.
         std::mem::forget(nvml);
-        let text = format!("{} has no nvmlShutdown: it is no NVML library. Fix: name the driver's {SYSTEM_LIBRARY}", path.display());
+        let text = format!(
+            "{} has no nvmlShutdown: it is no NVML library. Fix: name the driver's {SYSTEM_LIBRARY}",
+            path.display()
+        );
         return Err(ProbeState::DriverError(text));
     }
     let driver = nvml.sys_driver_version().unwrap_or_default();
@@ -211,9 +232,15 @@ fn init_error(library: &OsStr, error: NvmlError) -> ProbeState {
 
 fn driver_error(call: &str, error: NvmlError) -> ProbeState {
     let fix = match &error {
-        NvmlError::LibRmVersionMismatch => "reboot or reload the nvidia kernel module, so that library and module have one version",
-        NvmlError::DriverNotLoaded => "load the nvidia kernel module (modprobe nvidia), and give the container the device nodes",
-        NvmlError::NoPermission | NvmlError::OperatingSystem => "give the agent access to /dev/nvidia* (container device cgroup)",
+        NvmlError::LibRmVersionMismatch => {
+            "reboot or reload the nvidia kernel module, so that library and module have one version"
+        }
+        NvmlError::DriverNotLoaded => {
+            "load the nvidia kernel module (modprobe nvidia), and give the container the device nodes"
+        }
+        NvmlError::NoPermission | NvmlError::OperatingSystem => {
+            "give the agent access to /dev/nvidia* (container device cgroup)"
+        }
         NvmlError::NotSupported => "use a driver that supports these GPUs",
         NvmlError::Unknown => {
             "restart the agent's container; where `systemctl daemon-reload` took its devices away, use cgroup v2 or CDI"
@@ -238,7 +265,8 @@ fn health_of(call: &str, error: NvmlError) -> GpuHealth {
 }
 
 fn read_gpu(nvml: &Nvml, index: u32) -> Result<GpuReading, GpuHealth> {
-    let device = nvml.device_by_index(index).map_err(|error| health_of("nvmlDeviceGetHandleByIndex_v2", error))?;
+    let device =
+        nvml.device_by_index(index).map_err(|error| health_of("nvmlDeviceGetHandleByIndex_v2", error))?;
     let uuid = device.uuid().map_err(|error| health_of("nvmlDeviceGetUUID", error))?;
     let id: GpuId = uuid.parse().map_err(|error| GpuHealth::Failed(format!("nvmlDeviceGetUUID: {error}")))?;
     let pci = device.pci_info().map_err(|error| health_of("nvmlDeviceGetPciInfo_v3", error))?;
@@ -248,7 +276,8 @@ fn read_gpu(nvml: &Nvml, index: u32) -> Result<GpuReading, GpuHealth> {
         id,
         index,
         model: optional("nvmlDeviceGetName", device.name())?.unwrap_or_default(),
-        memory_mib: optional("nvmlDeviceGetMemoryInfo_v2", device.memory_info())?.map(|memory| memory.total >> 20),
+        memory_mib: optional("nvmlDeviceGetMemoryInfo_v2", device.memory_info())?
+            .map(|memory| memory.total >> 20),
         address,
         health: GpuHealth::Healthy,
         links: LinkCounts::default(),
@@ -271,6 +300,10 @@ fn optional<T>(call: &str, answer: Result<T, NvmlError>) -> Result<Option<T>, Gp
 
 fn read_links(nvml: &Nvml, device: &Device<'_>) -> Result<LinkCounts, GpuHealth> {
     nvlink::read(nvml, device).map_err(|code| {
-        if code == GPU_IS_LOST { GpuHealth::Lost } else { GpuHealth::Failed(format!("NVLink state: code {code}")) }
+        if code == GPU_IS_LOST {
+            GpuHealth::Lost
+        } else {
+            GpuHealth::Failed(format!("NVLink state: code {code}"))
+        }
     })
 }

@@ -58,9 +58,10 @@ impl RecordedProbe {
     /// # Errors
     /// Unreadable, not JSON, or an inventory that contradicts itself.
     pub fn load(file: &Path) -> Result<Self, RecordingError> {
-        let text = fs::read_to_string(file).map_err(|source| RecordingError::Read { file: file.to_owned(), source })?;
-        let inventory: Inventory =
-            serde_json::from_str(&text).map_err(|source| RecordingError::Syntax { file: file.to_owned(), source })?;
+        let text = fs::read_to_string(file)
+            .map_err(|source| RecordingError::Read { file: file.to_owned(), source })?;
+        let inventory: Inventory = serde_json::from_str(&text)
+            .map_err(|source| RecordingError::Syntax { file: file.to_owned(), source })?;
         inventory.check().map_err(|source| RecordingError::Inventory { file: file.to_owned(), source })?;
         Ok(Self::new(inventory, Vec::new()))
     }
@@ -95,6 +96,9 @@ mod tests {
         assert_eq!(RecordedProbe::load(&file).unwrap().read(), inventory);
         fs::write(&file, "{}").unwrap();
         assert!(matches!(RecordedProbe::load(&file), Err(RecordingError::Syntax { .. })));
-        assert!(matches!(RecordedProbe::load(&directory.path().join("none")), Err(RecordingError::Read { .. })));
+        assert!(matches!(
+            RecordedProbe::load(&directory.path().join("none")),
+            Err(RecordingError::Read { .. })
+        ));
     }
 }

@@ -49,7 +49,8 @@ pub(super) fn prepare(options: &ProbeOptions, profile_file: &Path) -> Result<Mac
     let library = directory.join(LIBRARY_NAME);
     // A new file replaces the old one as a whole: writing into a loaded library would crash its user.
     let copy = directory.join(format!("{LIBRARY_NAME}.new"));
-    fs::copy(&source, &copy).map_err(|error| ProbeError::NotAStandIn { library: source, reason: error.to_string() })?;
+    fs::copy(&source, &copy)
+        .map_err(|error| ProbeError::NotAStandIn { library: source, reason: error.to_string() })?;
     fs::rename(&copy, &library).map_err(write(&library))?;
     let faults = env::var_os(FAULTS_VARIABLE).map_or_else(|| directory.join("faults"), PathBuf::from);
     // The library reads the profile later, maybe from another working directory.
@@ -61,15 +62,21 @@ pub(super) fn prepare(options: &ProbeOptions, profile_file: &Path) -> Result<Mac
 /// The library of an option or the environment, or else the newest one near the running program:
 /// cargo leaves it beside the program or in `deps`, and only one of the two need be fresh.
 fn find_library(option: Option<&Path>) -> Result<PathBuf, ProbeError> {
-    if let Some(named) = option.map(Path::to_owned).or_else(|| env::var_os(LIBRARY_VARIABLE).map(PathBuf::from)) {
+    if let Some(named) =
+        option.map(Path::to_owned).or_else(|| env::var_os(LIBRARY_VARIABLE).map(PathBuf::from))
+    {
         return Ok(named);
     }
     let program = env::current_exe().unwrap_or_default();
     let beside = program.parent().unwrap_or(Path::new("."));
     let above = beside.parent().unwrap_or(beside);
     let candidates: Vec<PathBuf> =
-        [beside.to_owned(), beside.join("deps"), above.to_owned(), above.join("deps")].map(|at| at.join(LIBRARY_NAME)).into();
-    let modified = |path: &PathBuf| fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        [beside.to_owned(), beside.join("deps"), above.to_owned(), above.join("deps")]
+            .map(|at| at.join(LIBRARY_NAME))
+            .into();
+    let modified = |path: &PathBuf| {
+        fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
+    };
     let newest = candidates.iter().filter(|path| path.is_file()).max_by_key(|path| modified(path));
     newest.cloned().ok_or_else(|| {
         let names: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
@@ -80,7 +87,8 @@ fn find_library(option: Option<&Path>) -> Result<PathBuf, ProbeError> {
 fn configure(library: &Path, profile: &Path, node: &str, faults: &Path) -> Result<(), ProbeError> {
     let wrong = |reason: String| ProbeError::NotAStandIn { library: library.to_owned(), reason };
     let string = |text: &OsStr| CString::new(text.as_bytes()).map_err(|error| wrong(error.to_string()));
-    let (profile, node, faults) = (string(profile.as_os_str())?, string(OsStr::new(node))?, string(faults.as_os_str())?);
+    let (profile, node, faults) =
+        (string(profile.as_os_str())?, string(OsStr::new(node))?, string(faults.as_os_str())?);
     // SAFETY: loading runs the library's initialisers; the user chose this file as a library.
     let loaded = unsafe { NvmlLib::new(library) }.map_err(|error| wrong(error.to_string()))?;
     // SAFETY: a library that exports this name has this signature.

@@ -71,7 +71,8 @@ impl Sysfs {
         // No such directory is normal: a node without RDMA.
         let Ok(entries) = fs::read_dir(&directory) else { return Vec::new() };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut nics: Vec<NicReading> = names.filter_map(|name| self.nic(&directory.join(&name), name)).collect();
+        let mut nics: Vec<NicReading> =
+            names.filter_map(|name| self.nic(&directory.join(&name), name)).collect();
         nics.sort_by_cached_key(|nic| natural_key(&nic.name));
         if nics.len() > MAX_NICS_PER_NODE {
             tracing::warn!(found = nics.len(), used = MAX_NICS_PER_NODE, "more NICs than are served");
@@ -83,7 +84,8 @@ impl Sysfs {
     fn nic(&self, directory: &Path, name: String) -> Option<NicReading> {
         let place = self.place_of_link(&directory.join("device"))?;
         let address = place.parts.last()?.parse().ok()?;
-        let port = |attribute: &str| read_attribute(&directory.join("ports/1").join(attribute)).unwrap_or_default();
+        let port =
+            |attribute: &str| read_attribute(&directory.join("ports/1").join(attribute)).unwrap_or_default();
         Some(NicReading {
             name,
             address,
@@ -169,7 +171,11 @@ mod tests {
         let gpu = place("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0", Some(0));
         let cases = [
             ("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1b:00.0", Some(0), PcieLevel::Pix),
-            ("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1b:00.0/0000:1c:00.0", Some(0), PcieLevel::Pxb),
+            (
+                "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1b:00.0/0000:1c:00.0",
+                Some(0),
+                PcieLevel::Pxb,
+            ),
             ("pci0000:15/0000:15:02.0/0000:19:00.0", Some(0), PcieLevel::Phb),
             ("pci0000:27/0000:27:01.0/0000:28:00.0", Some(0), PcieLevel::Node),
             ("pci0000:27/0000:27:01.0/0000:28:00.0", Some(1), PcieLevel::Sys),
@@ -180,8 +186,12 @@ mod tests {
             assert_eq!(relation(&place(path, numa), &gpu), level, "{path}");
         }
         let unknown = |path| place(path, None);
-        assert_eq!(relation(&unknown("pci0000:00/0000:00:01.0"), &unknown("pci0000:80/0000:80:01.0")), PcieLevel::Sys);
-        let functions = ["0", "1"].map(|function| place(&format!("pci0000:e0/0000:e0:01.0/0000:e1:00.{function}"), None));
+        assert_eq!(
+            relation(&unknown("pci0000:00/0000:00:01.0"), &unknown("pci0000:80/0000:80:01.0")),
+            PcieLevel::Sys
+        );
+        let functions =
+            ["0", "1"].map(|function| place(&format!("pci0000:e0/0000:e0:01.0/0000:e1:00.{function}"), None));
         assert_eq!(relation(&functions[0], &functions[1]), PcieLevel::Pix);
     }
 
@@ -189,7 +199,8 @@ mod tests {
     fn attributes_are_trimmed_and_nonsense_is_unknown() {
         assert_eq!([" 3\n", "-1\n", "", "x"].map(parse_numa), [Some(3), None, None, None]);
         assert_eq!(
-            ["400 Gb/sec (4X NDR)\n", "2.5 Gb/sec (1X SDR)", "200 Gb/sec (2X NDR)", "", "fast", "0 Gb/sec"].map(parse_rate_gbps),
+            ["400 Gb/sec (4X NDR)\n", "2.5 Gb/sec (1X SDR)", "200 Gb/sec (2X NDR)", "", "fast", "0 Gb/sec"]
+                .map(parse_rate_gbps),
             [Some(400), Some(2), Some(200), None, None, None]
         );
         assert_eq!(

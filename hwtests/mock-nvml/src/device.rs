@@ -13,13 +13,21 @@ use crate::code::{self, nvmlReturn_t};
 use crate::state::{Machine, characters, put, put_text, with_gpu};
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetName(device: nvmlDevice_t, name: *mut c_char, length: c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetName(
+    device: nvmlDevice_t,
+    name: *mut c_char,
+    length: c_uint,
+) -> nvmlReturn_t {
     // SAFETY: the caller gives a buffer of `length` bytes.
     with_gpu(device, |machine, index| unsafe { put_text(name, length, &machine.profile.gpus[index].model) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetUUID(device: nvmlDevice_t, uuid: *mut c_char, length: c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetUUID(
+    device: nvmlDevice_t,
+    uuid: *mut c_char,
+    length: c_uint,
+) -> nvmlReturn_t {
     with_gpu(device, |machine, index| {
         let text = machine.profile.gpus[index].uuid(&machine.node).to_string();
         // SAFETY: the caller gives a buffer of `length` bytes.
@@ -77,7 +85,10 @@ fn memory_bytes(machine: &Machine, index: usize) -> Option<u64> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetMemoryInfo(
+    device: nvmlDevice_t,
+    memory: *mut nvmlMemory_t,
+) -> nvmlReturn_t {
     with_gpu(device, |machine, index| match memory_bytes(machine, index) {
         // SAFETY: the caller gives null or a place to write to.
         Some(total) => unsafe { put(memory, nvmlMemory_t { total, free: total, used: 0 }) },
@@ -86,7 +97,10 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
+    device: nvmlDevice_t,
+    memory: *mut nvmlMemory_v2_t,
+) -> nvmlReturn_t {
     with_gpu(device, |machine, index| {
         let Some(total) = memory_bytes(machine, index) else { return code::NOT_SUPPORTED };
         if memory.is_null() {
@@ -176,7 +190,10 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetGpuFabricInfo(device: nvmlDevice_t, info: *mut nvmlGpuFabricInfo_t) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetGpuFabricInfo(
+    device: nvmlDevice_t,
+    info: *mut nvmlGpuFabricInfo_t,
+) -> nvmlReturn_t {
     with_gpu(device, |machine, _| {
         let fabric = machine.profile.fabric;
         if fabric.code != code::SUCCESS {

@@ -22,18 +22,29 @@ extern "C" fn nvmlEventSetFree(_set: nvmlEventSet_t) -> nvmlReturn_t {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(device: nvmlDevice_t, types: *mut c_ulonglong) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(
+    device: nvmlDevice_t,
+    types: *mut c_ulonglong,
+) -> nvmlReturn_t {
     // SAFETY: the caller gives null or a place to write to.
     with_gpu(device, |_, _| unsafe { put(types, 0) })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceRegisterEvents(device: nvmlDevice_t, types: c_ulonglong, _set: nvmlEventSet_t) -> nvmlReturn_t {
+extern "C" fn nvmlDeviceRegisterEvents(
+    device: nvmlDevice_t,
+    types: c_ulonglong,
+    _set: nvmlEventSet_t,
+) -> nvmlReturn_t {
     with_gpu(device, |_, _| if types == 0 { code::SUCCESS } else { code::NOT_SUPPORTED })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlEventSetWait_v2(_set: nvmlEventSet_t, _data: *mut nvmlEventData_t, timeout_ms: c_uint) -> nvmlReturn_t {
+extern "C" fn nvmlEventSetWait_v2(
+    _set: nvmlEventSet_t,
+    _data: *mut nvmlEventData_t,
+    timeout_ms: c_uint,
+) -> nvmlReturn_t {
     with_machine(|_| {
         std::thread::sleep(Duration::from_millis(timeout_ms.into()));
         code::TIMEOUT

@@ -5,10 +5,11 @@ use std::ffi::{c_int, c_uint};
 use nvml_wrapper_sys::bindings::field_id::{NVML_FI_DEV_NVLINK_GET_STATE, NVML_FI_DEV_NVLINK_LINK_COUNT};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlEnableState_t, nvmlFieldValue_t, nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_NVLINK,
-    nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED, nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK,
-    nvmlGpuP2PStatus_t, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
+    nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED,
+    nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK, nvmlGpuP2PStatus_t,
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH, nvmlIntNvLinkDeviceType_t, nvmlPciInfo_t,
-    nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT, nvmlValue_t,
+    nvmlValue_t, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT,
 };
 use phalanx_profile::LinkEnd;
 
@@ -95,7 +96,9 @@ unsafe extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
         let answer = match end {
             LinkEnd::Inactive => return code::NOT_SUPPORTED,
             LinkEnd::Gpu(_) => nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
-            LinkEnd::Switch(_) | LinkEnd::HiddenSwitch => nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
+            LinkEnd::Switch(_) | LinkEnd::HiddenSwitch => {
+                nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH
+            }
         };
         // SAFETY: the caller gives null or a place to write to.
         unsafe { put(kind, answer) }

@@ -89,7 +89,10 @@ fn find(machine: &Machine, device: *mut nvmlDevice_t, position: Option<usize>) -
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut nvmlDevice_t) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
+    uuid: *const c_char,
+    device: *mut nvmlDevice_t,
+) -> nvmlReturn_t {
     with_machine(|machine| {
         // SAFETY: the caller gives null or a C string.
         let Some(wanted) = (unsafe { text(uuid) }) else { return code::INVALID_ARGUMENT };
@@ -99,7 +102,10 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: *const c_char, device: *mut nvmlDevice_t) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
+    bus_id: *const c_char,
+    device: *mut nvmlDevice_t,
+) -> nvmlReturn_t {
     with_machine(|machine| {
         // SAFETY: the caller gives null or a C string.
         let Some(wanted) = (unsafe { text(bus_id) }).and_then(|text| text.parse::<PciAddress>().ok()) else {

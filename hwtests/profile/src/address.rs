@@ -53,7 +53,8 @@ impl FromStr for PciAddress {
             let (bus, rest) = rest.split_once(':')?;
             let (device, function) = rest.split_once('.')?;
             let hex = |digits: &str, least: usize, most: usize| {
-                let fits = (least..=most).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+                let fits = (least..=most).contains(&digits.len())
+                    && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
                 if fits { u32::from_str_radix(digits, 16).ok() } else { None }
             };
             let address = Self {
@@ -84,7 +85,15 @@ mod tests {
 
     #[test]
     fn hidden_switches_and_nonsense_are_no_addresses() {
-        for bad in ["", "fffffff:ff:ff.0", "0000:1b:00", "0000:1b:20.0", "0000:1b:00.8", "00:1b:00.0", "0000:+1:00.0"] {
+        for bad in [
+            "",
+            "fffffff:ff:ff.0",
+            "0000:1b:00",
+            "0000:1b:20.0",
+            "0000:1b:00.8",
+            "00:1b:00.0",
+            "0000:+1:00.0",
+        ] {
             assert!(bad.parse::<PciAddress>().is_err(), "{bad}");
         }
     }

@@ -58,7 +58,9 @@ impl<'file> Field<'file> {
     pub(crate) fn only(&self, names: &[&str]) -> Result<(), ProfileError> {
         let Some(Value::Object(members)) = self.value else { return Ok(()) };
         match members.keys().find(|key| !names.contains(&key.as_str())) {
-            Some(unknown) => Err(self.error(format!("has no member {unknown:?}; allowed: {}", names.join(", ")))),
+            Some(unknown) => {
+                Err(self.error(format!("has no member {unknown:?}; allowed: {}", names.join(", "))))
+            }
             None => Ok(()),
         }
     }

@@ -251,9 +251,12 @@ impl Profile {
         let repeat = |(end, count): (LinkEnd, &u8)| std::iter::repeat_n(end, usize::from(*count));
         let mut ends: Vec<LinkEnd> = match nvlink.layout {
             NvLinkLayout::None => Vec::new(),
-            NvLinkLayout::Direct => {
-                row.iter().enumerate().map(|(peer, count)| (LinkEnd::Gpu(peer), count)).flat_map(repeat).collect()
-            }
+            NvLinkLayout::Direct => row
+                .iter()
+                .enumerate()
+                .map(|(peer, count)| (LinkEnd::Gpu(peer), count))
+                .flat_map(repeat)
+                .collect(),
             NvLinkLayout::NvSwitch => match nvlink.gpu_switch_links.get(gpu) {
                 Some(counts) => {
                     let ends = counts.iter().enumerate().map(|(at, count)| (LinkEnd::Switch(at), count));

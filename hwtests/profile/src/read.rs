@@ -29,7 +29,8 @@ pub(crate) fn parse(text: &str, file: &str) -> Result<Profile, ProfileError> {
     let value: Value = if json {
         serde_json::from_str(text).map_err(|error| syntax("JSON", error.to_string()))?
     } else {
-        toml::from_str(text).map_err(|error| syntax("TOML (nor JSON, which begins with a brace)", error.to_string()))?
+        toml::from_str(text)
+            .map_err(|error| syntax("TOML (nor JSON, which begins with a brace)", error.to_string()))?
     };
     let root = Field::root(file, &value);
     let schema = root.get("schema")?;
@@ -51,7 +52,8 @@ fn host(root: &Field<'_>) -> Result<Host, ProfileError> {
     }
     let memory = field.get("memory")?;
     if let Some(text) = memory.number_or_text() {
-        let bytes = parse_quantity(&ResourceName::known(MEMORY), &text).map_err(|error| memory.error(error.to_string()))?;
+        let bytes = parse_quantity(&ResourceName::known(MEMORY), &text)
+            .map_err(|error| memory.error(error.to_string()))?;
         if bytes == 0 {
             return Err(memory.error("is 0: expected a size such as 1Ti, or bytes"));
         }
@@ -80,7 +82,9 @@ fn numa_nodes(list: &Field<'_>) -> Result<Vec<NumaNode>, ProfileError> {
 
 /// True for a CPU list as sysfs writes it; the empty list is one.
 fn is_cpu_list(text: &str) -> bool {
-    let number = |digits: &str| digits.len() <= 6 && digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.is_empty();
+    let number = |digits: &str| {
+        digits.len() <= 6 && digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.is_empty()
+    };
     let range = |part: &str| match part.split_once('-') {
         Some((first, last)) => number(first) && number(last),
         None => number(part),
@@ -119,7 +123,9 @@ fn pci_path(field: &Field<'_>) -> Result<(Vec<String>, PciAddress), ProfileError
     let text = field.text()?;
     let parts: Vec<&str> = text.strip_prefix("/sys/devices/").unwrap_or(text).split('/').collect();
     let wrong = || {
-        field.error(format!("expected a path such as pci0000:15/0000:15:01.0/0000:16:00.0 of 2 to {MAX_PATH_PARTS} parts"))
+        field.error(format!(
+            "expected a path such as pci0000:15/0000:15:01.0/0000:16:00.0 of 2 to {MAX_PATH_PARTS} parts"
+        ))
     };
     if !(2..=MAX_PATH_PARTS).contains(&parts.len()) || !is_host_bridge(parts[0]) {
         return Err(wrong());
@@ -136,10 +142,15 @@ fn pci_path(field: &Field<'_>) -> Result<(Vec<String>, PciAddress), ProfileError
 
 /// `pciDDDD:BB`, the name of a host bridge in sysfs.
 fn is_host_bridge(part: &str) -> bool {
-    let Some((domain, bus)) = part.strip_prefix("pci").and_then(|digits| digits.split_once(':')) else { return false };
+    let Some((domain, bus)) = part.strip_prefix("pci").and_then(|digits| digits.split_once(':')) else {
+        return false;
+    };
     (4..=8).contains(&domain.len())
         && bus.len() == 2
-        && domain.bytes().chain(bus.bytes()).all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+        && domain
+            .bytes()
+            .chain(bus.bytes())
+            .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 /// A name that becomes a directory in sysfs.
@@ -205,7 +216,10 @@ fn check_devices(profile: &Profile, root: &Field<'_>) -> Result<(), ProfileError
                     return error(field, format!("PCI address {name} is used twice, by {other} too"));
                 }
                 Some((at, other)) if *at != prefix => {
-                    return error(field, format!("bridge {name} of its path stands elsewhere in the path of {other}"));
+                    return error(
+                        field,
+                        format!("bridge {name} of its path stands elsewhere in the path of {other}"),
+                    );
                 }
                 Some(_) => {}
             }
@@ -214,7 +228,9 @@ fn check_devices(profile: &Profile, root: &Field<'_>) -> Result<(), ProfileError
     }
     for (field, device) in &devices {
         let address = device.address.to_string();
-        if let Some((other, _)) = devices.iter().find(|(_, other)| other.path[..other.path.len() - 1].contains(&address)) {
+        if let Some((other, _)) =
+            devices.iter().find(|(_, other)| other.path[..other.path.len() - 1].contains(&address))
+        {
             return error(field, format!("the path of {other} leads through this device"));
         }
     }

@@ -56,7 +56,12 @@ fn prepare(root: &Path) -> Result<(), ProfileError> {
     write_line(&marker, "made from a node profile; is replaced as a whole")
 }
 
-fn write_device(profile: &Profile, root: &Path, device: &PciDevice, bridges: &mut BTreeSet<String>) -> Result<(), ProfileError> {
+fn write_device(
+    profile: &Profile,
+    root: &Path,
+    device: &PciDevice,
+    bridges: &mut BTreeSet<String>,
+) -> Result<(), ProfileError> {
     let mut place = PathBuf::from(&device.path[0]);
     make_directory(&root.join("devices").join(&place))?;
     for (at, part) in device.path.iter().enumerate().skip(1) {
@@ -124,7 +129,8 @@ fn make_directory(path: &Path) -> Result<(), ProfileError> {
 }
 
 fn write_line(path: &Path, text: &str) -> Result<(), ProfileError> {
-    fs::write(path, format!("{text}\n")).map_err(|source| ProfileError::Write { path: path.to_owned(), source })
+    fs::write(path, format!("{text}\n"))
+        .map_err(|source| ProfileError::Write { path: path.to_owned(), source })
 }
 
 fn link(target: &Path, at: &Path) -> Result<(), ProfileError> {

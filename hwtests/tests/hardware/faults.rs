@@ -27,7 +27,10 @@ fn a_gpu_that_falls_off_the_bus_stays_under_its_name() {
         let expected = if at == 3 { GpuHealth::Lost } else { GpuHealth::Healthy };
         assert_eq!((&gpu.id, &gpu.health), (&before.gpus[at].id, &expected));
     }
-    assert_eq!((during.links[3][0].nvlinks, during.links[0][3].nvlinks, during.links[0][1].nvlinks), (0, 0, 12));
+    assert_eq!(
+        (during.links[3][0].nvlinks, during.links[0][3].nvlinks, during.links[0][1].nvlinks),
+        (0, 0, 12)
+    );
     machine.set_faults("");
     assert_eq!(machine.read(), before, "back after a reset");
 }
@@ -45,8 +48,10 @@ fn a_gpu_that_was_never_seen_does_not_hide_the_others() {
 
 #[test]
 fn a_missing_library_is_a_state() {
-    let options =
-        ProbeOptions { nvml_library: Some("/nonexistent/libnvidia-ml.so.1".into()), ..ProbeOptions::of_machine("node") };
+    let options = ProbeOptions {
+        nvml_library: Some("/nonexistent/libnvidia-ml.so.1".into()),
+        ..ProbeOptions::of_machine("node")
+    };
     let inventory = NodeProbe::new(&options).unwrap().read();
     assert!(matches!(inventory.state, ProbeState::NoLibrary(_)), "{:?}", inventory.state);
     let text = reason(&inventory.state);
@@ -87,7 +92,11 @@ fn unsupported_calls_are_a_state_of_the_driver_or_of_each_gpu() {
     machine.set_faults("unsupported");
     let first = machine.read();
     let text = reason(&first.state);
-    assert!(matches!(first.state, ProbeState::DriverError(_)) && text.contains("code 3"), "{:?}", first.state);
+    assert!(
+        matches!(first.state, ProbeState::DriverError(_)) && text.contains("code 3"),
+        "{:?}",
+        first.state
+    );
     machine.set_faults("");
     let well = machine.read();
     machine.set_faults("unsupported");
@@ -95,7 +104,11 @@ fn unsupported_calls_are_a_state_of_the_driver_or_of_each_gpu() {
     assert_eq!(then.gpus.len(), 4, "GPUs that were seen stay");
     for (gpu, before) in then.gpus.iter().zip(&well.gpus) {
         assert_eq!(gpu.id, before.id);
-        assert!(matches!(&gpu.health, GpuHealth::Failed(text) if text.contains("code 3")), "{:?}", gpu.health);
+        assert!(
+            matches!(&gpu.health, GpuHealth::Failed(text) if text.contains("code 3")),
+            "{:?}",
+            gpu.health
+        );
     }
 }
 

@@ -36,7 +36,10 @@ fn three_observed_machines_are_read_as_they_are() {
 
 #[test]
 fn the_profiles_of_this_tree_say_the_same_as_the_observed_ones() {
-    let Some(directory) = observed_profiles("the_profiles_of_this_tree_say_the_same_as_the_observed_ones") else { return };
+    let Some(directory) = observed_profiles("the_profiles_of_this_tree_say_the_same_as_the_observed_ones")
+    else {
+        return;
+    };
     for (observed, own) in MACHINES {
         let own = own_profile(own);
         let mut profile = Profile::load(&directory.join(observed)).unwrap();
@@ -49,7 +52,9 @@ fn the_profiles_of_this_tree_say_the_same_as_the_observed_ones() {
 
 #[test]
 fn every_observed_machine_is_read_as_far_as_its_tree_says() {
-    let Some(directory) = observed_profiles("every_observed_machine_is_read_as_far_as_its_tree_says") else { return };
+    let Some(directory) = observed_profiles("every_observed_machine_is_read_as_far_as_its_tree_says") else {
+        return;
+    };
     let mut equal = 0;
     let mut different = BTreeSet::new();
     for entry in fs::read_dir(directory).unwrap() {
@@ -66,7 +71,8 @@ fn every_observed_machine_is_read_as_far_as_its_tree_says() {
             equal += 1;
             continue;
         }
-        let only_nics = found.iter().all(|difference| difference.starts_with("NIC ") && difference.contains(" to GPU "));
+        let only_nics =
+            found.iter().all(|difference| difference.starts_with("NIC ") && difference.contains(" to GPU "));
         assert!(only_nics, "{name}: {found:#?}");
         different.insert(name);
     }

@@ -68,12 +68,17 @@ pub fn differences(profile: &Profile, node: &str, inventory: &Inventory) -> Vec<
         }
     };
     compare("state".into(), format!("{:?}", ProbeState::Ready), format!("{:?}", inventory.state));
-    compare("cpu_milli".into(), (u64::from(profile.host.cpus) * 1000).to_string(), inventory.cpu_milli.to_string());
+    compare(
+        "cpu_milli".into(),
+        (u64::from(profile.host.cpus) * 1000).to_string(),
+        inventory.cpu_milli.to_string(),
+    );
     compare("memory".into(), profile.host.memory_bytes.to_string(), inventory.memory_bytes.to_string());
     compare("GPUs".into(), profile.gpus.len().to_string(), inventory.gpus.len().to_string());
     compare("NICs".into(), profile.nics.len().to_string(), inventory.nics.len().to_string());
     let position = |address: String| inventory.gpus.iter().position(|gpu| gpu.pci_bus_id == address);
-    let at: Vec<Option<usize>> = profile.gpus.iter().map(|gpu| position(gpu.pci.address.to_string())).collect();
+    let at: Vec<Option<usize>> =
+        profile.gpus.iter().map(|gpu| position(gpu.pci.address.to_string())).collect();
     for (index, gpu) in profile.gpus.iter().enumerate() {
         let Some(read) = at[index].map(|position| &inventory.gpus[position]) else {
             compare(format!("GPU {index}"), gpu.pci.address.to_string(), "nothing".into());
@@ -112,9 +117,15 @@ pub fn differences(profile: &Profile, node: &str, inventory: &Inventory) -> Vec<
             facts(&nic.pci.address.to_string(), nic.pci.numa, &nic.link_layer, nic.rate_gbps, true),
             facts(&read.pci_bus_id, read.numa, &read.link_layer, read.rate_gbps, read.active),
         );
-        for (gpu, level) in profile.expected.nic_gpu.iter().flat_map(|matrix| matrix[index].iter().enumerate()) {
+        for (gpu, level) in
+            profile.expected.nic_gpu.iter().flat_map(|matrix| matrix[index].iter().enumerate())
+        {
             let Some(position) = at[gpu] else { continue };
-            compare(format!("NIC {} to GPU {gpu}", nic.name), level.to_string(), read.relation_to_gpus[position].to_string());
+            compare(
+                format!("NIC {} to GPU {gpu}", nic.name),
+                level.to_string(),
+                read.relation_to_gpus[position].to_string(),
+            );
         }
     }
     found

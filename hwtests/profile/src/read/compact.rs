@@ -3,10 +3,15 @@
 //! One line per device, defaults in `[gpu]` and `[nic]`; relations follow from the PCI paths, so no
 //! matrix is written. Unknown members are refused.
 
-use super::{device_name, gpu_fields, host, memory_mib, nic_fields, numa, numa_nodes, pci_class, pci_ids, pci_path, sources};
+use super::{
+    device_name, gpu_fields, host, memory_mib, nic_fields, numa, numa_nodes, pci_class, pci_ids, pci_path,
+    sources,
+};
 use crate::error::ProfileError;
 use crate::field::Field;
-use crate::{Expected, Fabric, MAX_LINKS_PER_GPU, NvLinkLayout, NvLinks, PciDevice, Profile, ProfileGpu, ProfileNic};
+use crate::{
+    Expected, Fabric, MAX_LINKS_PER_GPU, NvLinkLayout, NvLinks, PciDevice, Profile, ProfileGpu, ProfileNic,
+};
 
 const GPU_CLASS: u32 = 0x03_0200;
 const NIC_CLASS: u32 = 0x02_0700;
@@ -15,7 +20,8 @@ const NOT_SUPPORTED: u32 = 3;
 
 pub(super) fn read(root: &Field<'_>) -> Result<Profile, ProfileError> {
     root.only(&[
-        "schema", "name", "title", "sources", "driver", "host", "numa", "gpu", "gpus", "nvlink", "nic", "nics", "fabric", "mig",
+        "schema", "name", "title", "sources", "driver", "host", "numa", "gpu", "gpus", "nvlink", "nic",
+        "nics", "fabric", "mig",
     ])?;
     root.get("host")?.only(&["cpus", "memory"])?;
     let gpus = gpus(root)?;
@@ -37,12 +43,17 @@ pub(super) fn read(root: &Field<'_>) -> Result<Profile, ProfileError> {
 }
 
 /// A member of the device, or else of the defaults for all devices of this kind.
-fn member<'file>(own: &Field<'file>, defaults: &Field<'file>, name: &str) -> Result<Field<'file>, ProfileError> {
-    let field = own.get(name)?;
-    if field.is_present() { Ok(field) } else { defaults.get(name) }
+fn member<'file>(
+    own: &Field<'file>,
+    defaults: &Field<'file>,
+    name: &str,
+) -> Result<Field<'file>, ProfileError> {
+    let (field, default) = (own.get(name)?, defaults.get(name)?);
+    Ok(if field.is_present() || !default.is_present() { field } else { default })
 }
 
-const GPU_MEMBERS: [&str; 8] = ["path", "numa", "model", "memory_mib", "pci", "subsystem", "class", "module_id"];
+const GPU_MEMBERS: [&str; 8] =
+    ["path", "numa", "model", "memory_mib", "pci", "subsystem", "class", "module_id"];
 
 fn gpus(root: &Field<'_>) -> Result<Vec<ProfileGpu>, ProfileError> {
     let defaults = root.get("gpu")?;
@@ -77,7 +88,9 @@ fn nics(root: &Field<'_>) -> Result<Vec<ProfileNic>, ProfileError> {
             name: device_name(&own.get("name")?)?,
             pci: device(&own, &defaults, NIC_CLASS)?,
             link_layer: member(&own, &defaults, "link_layer")?.text()?.to_owned(),
-            rate_gbps: member(&own, &defaults, "rate_gbps")?.optional_number(1, 100_000)?.map(|rate| rate as u32),
+            rate_gbps: member(&own, &defaults, "rate_gbps")?
+                .optional_number(1, 100_000)?
+                .map(|rate| rate as u32),
         });
     }
     Ok(nics)
@@ -103,7 +116,9 @@ fn nvlink(field: &Field<'_>, gpus: usize) -> Result<NvLinks, ProfileError> {
     if !field.is_present() {
         return Ok(nvlink);
     }
-    nvlink.layout = field.get("layout")?.word(&[("direct", NvLinkLayout::Direct), ("nvswitch", NvLinkLayout::NvSwitch)])?;
+    nvlink.layout = field
+        .get("layout")?
+        .word(&[("direct", NvLinkLayout::Direct), ("nvswitch", NvLinkLayout::NvSwitch)])?;
     nvlink.generation = field.get("generation")?.number(1, 99)? as u32;
     nvlink.links_per_gpu = field.get("links_per_gpu")?.number(1, MAX_LINKS_PER_GPU.into())? as u8;
     if nvlink.layout == NvLinkLayout::Direct {
@@ -136,7 +151,9 @@ fn direct_links(pairs: &Field<'_>, nvlink: &mut NvLinks, gpus: usize) -> Result<
     }
     let total = |row: &Vec<u8>| row.iter().map(|count| u32::from(*count)).sum::<u32>();
     match nvlink.gpu_gpu_links.iter().position(|row| total(row) > u32::from(nvlink.links_per_gpu)) {
-        Some(gpu) => Err(pairs.error(format!("GPU {gpu} has more links than links_per_gpu, {}", nvlink.links_per_gpu))),
+        Some(gpu) => {
+            Err(pairs.error(format!("GPU {gpu} has more links than links_per_gpu, {}", nvlink.links_per_gpu)))
+        }
         None => Ok(()),
     }
 }
@@ -167,7 +184,10 @@ fn switches(field: &Field<'_>, nvlink: &mut NvLinks, gpus: usize) -> Result<(), 
     let total = |row: &Vec<u8>| row.iter().map(|count| u32::from(*count)).sum::<u32>();
     if let Some(gpu) = table.iter().position(|row| total(row) != u32::from(nvlink.links_per_gpu)) {
         let found = total(&table[gpu]);
-        return Err(field.error(format!("GPU {gpu} has {found} links to switches, links_per_gpu says {}", nvlink.links_per_gpu)));
+        return Err(field.error(format!(
+            "GPU {gpu} has {found} links to switches, links_per_gpu says {}",
+            nvlink.links_per_gpu
+        )));
     }
     nvlink.gpu_switch_links = table;
     Ok(())
@@ -180,12 +200,18 @@ fn fabric(field: &Field<'_>) -> Result<Fabric, ProfileError> {
         return Ok(fabric);
     }
     fabric.code = 0;
-    fabric.state = field.get("state")?.word(&[("not supported", 0), ("not started", 1), ("in progress", 2), ("completed", 3)])?;
+    fabric.state = field.get("state")?.word(&[
+        ("not supported", 0),
+        ("not started", 1),
+        ("in progress", 2),
+        ("completed", 3),
+    ])?;
     let uuid = field.get("cluster_uuid")?;
     if let Some(text) = uuid.optional_text()? {
         let digits: String = text.chars().filter(|letter| *letter != '-').collect();
         let value = if digits.len() == 32 { u128::from_str_radix(&digits, 16).ok() } else { None };
-        fabric.cluster_uuid = value.ok_or_else(|| uuid.error("expected 32 hex digits, dashes allowed"))?.to_be_bytes();
+        fabric.cluster_uuid =
+            value.ok_or_else(|| uuid.error("expected 32 hex digits, dashes allowed"))?.to_be_bytes();
     }
     fabric.clique_id = field.get("clique_id")?.optional_number(0, u32::MAX.into())?.unwrap_or(0) as u32;
     Ok(fabric)

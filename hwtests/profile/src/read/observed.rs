@@ -4,10 +4,16 @@
 
 use phalanx_common::topology::PcieLevel;
 
-use super::{device_name, gpu_fields, host, memory_mib, nic_fields, numa, numa_nodes, pci_class, pci_ids, pci_path, sources};
+use super::{
+    device_name, gpu_fields, host, memory_mib, nic_fields, numa, numa_nodes, pci_class, pci_ids, pci_path,
+    sources,
+};
 use crate::error::ProfileError;
 use crate::field::Field;
-use crate::{Expected, Fabric, MAX_LINKS_PER_GPU, NvLinkLayout, NvLinks, PciAddress, PciDevice, Profile, ProfileGpu, ProfileNic};
+use crate::{
+    Expected, Fabric, MAX_LINKS_PER_GPU, NvLinkLayout, NvLinks, PciAddress, PciDevice, Profile, ProfileGpu,
+    ProfileNic,
+};
 
 const GPU_CLASS: u32 = 0x03_0200;
 const NIC_CLASS: u32 = 0x02_0700;
@@ -36,7 +42,10 @@ pub(super) fn read(root: &Field<'_>) -> Result<Profile, ProfileError> {
         nvlink: nvlink(&root.get("nvlink")?, gpus.len())?,
         fabric,
         mig_capable: mig.is_present() && mig.flag()?,
-        expected: Expected { gpu_gpu: gpu_gpu(&root.get("pcie")?.get("gpu_gpu")?, gpus.len())?, nic_gpu: Some(nic_gpu) },
+        expected: Expected {
+            gpu_gpu: gpu_gpu(&root.get("pcie")?.get("gpu_gpu")?, gpus.len())?,
+            nic_gpu: Some(nic_gpu),
+        },
         name,
         gpus,
         nics,
@@ -50,7 +59,8 @@ fn gpu(field: &Field<'_>, path: &Field<'_>, at: usize) -> Result<ProfileGpu, Pro
     }
     let ids = pci_ids(&field.get("pci_device")?)?;
     let subsystem = field.get("pci_subsystem")?;
-    let mut pci = device(&field.get("pci_bus_id")?, path, ids, pci_class(&field.get("pci_class")?, GPU_CLASS)?)?;
+    let mut pci =
+        device(&field.get("pci_bus_id")?, path, ids, pci_class(&field.get("pci_class")?, GPU_CLASS)?)?;
     pci.subsystem = if subsystem.is_present() { Some(pci_ids(&subsystem)?) } else { None };
     pci.numa = numa(&field.get("numa")?)?;
     Ok(ProfileGpu {
@@ -74,13 +84,26 @@ fn nic(field: &Field<'_>, path: &Field<'_>) -> Result<ProfileNic, ProfileError> 
 }
 
 /// A device whose address is stated twice: on its own and as the end of its path.
-fn device(address: &Field<'_>, path: &Field<'_>, ids: (u16, u16), class: u32) -> Result<PciDevice, ProfileError> {
+fn device(
+    address: &Field<'_>,
+    path: &Field<'_>,
+    ids: (u16, u16),
+    class: u32,
+) -> Result<PciDevice, ProfileError> {
     let stated: PciAddress = address.parsed()?;
     let (parts, at_end) = pci_path(path)?;
     if stated != at_end {
         return Err(path.error(format!("ends at {at_end}, but the device's pci_bus_id is {stated}")));
     }
-    Ok(PciDevice { address: stated, path: parts, vendor: ids.0, device: ids.1, subsystem: None, class, numa: None })
+    Ok(PciDevice {
+        address: stated,
+        path: parts,
+        vendor: ids.0,
+        device: ids.1,
+        subsystem: None,
+        class,
+        numa: None,
+    })
 }
 
 /// A list with one entry per GPU.
@@ -127,9 +150,11 @@ fn nvlink(field: &Field<'_>, gpus: usize) -> Result<NvLinks, ProfileError> {
     } else {
         NvLinkLayout::None
     };
-    let links_per_gpu = field.get("links_per_gpu")?.optional_number(0, MAX_LINKS_PER_GPU.into())?.unwrap_or(0) as u8;
+    let links_per_gpu =
+        field.get("links_per_gpu")?.optional_number(0, MAX_LINKS_PER_GPU.into())?.unwrap_or(0) as u8;
     let generation = field.get("generation")?.optional_text()?.unwrap_or("NVLink0");
-    let generation = generation.trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(0);
+    let generation =
+        generation.trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(0);
     let links_field = field.get("gpu_gpu_links")?;
     let gpu_gpu_links = if links_field.is_present() {
         link_matrix(&links_field, layout, links_per_gpu, gpus)?
@@ -144,8 +169,11 @@ fn nvlink(field: &Field<'_>, gpus: usize) -> Result<NvLinks, ProfileError> {
     let mut gpu_switch_links = Vec::new();
     if switch_links.is_present() {
         for cells in row(&switch_links, gpus)? {
-            let row: Vec<u8> = row_of_links(&cells, switches.len(), links_per_gpu)?;
-            gpu_switch_links.push(row);
+            let counts = row_of_links(&cells, switches.len(), links_per_gpu)?;
+            if counts.iter().map(|count| u32::from(*count)).sum::<u32>() > u32::from(links_per_gpu) {
+                return Err(cells.error(format!("has more links than links_per_gpu, {links_per_gpu}")));
+            }
+            gpu_switch_links.push(counts);
         }
     }
     Ok(NvLinks { layout, generation, links_per_gpu, gpu_gpu_links, switches, gpu_switch_links })
@@ -160,10 +188,17 @@ fn row_of_links(field: &Field<'_>, columns: usize, links_per_gpu: u8) -> Result<
 }
 
 /// Checks what a machine cannot be: links to itself, one-sided links, more links than a GPU has.
-fn link_matrix(field: &Field<'_>, layout: NvLinkLayout, links_per_gpu: u8, gpus: usize) -> Result<Vec<Vec<u8>>, ProfileError> {
+fn link_matrix(
+    field: &Field<'_>,
+    layout: NvLinkLayout,
+    links_per_gpu: u8,
+    gpus: usize,
+) -> Result<Vec<Vec<u8>>, ProfileError> {
     let rows = row(field, gpus)?;
-    let matrix: Vec<Vec<u8>> =
-        rows.iter().map(|cells| row_of_links(cells, gpus, links_per_gpu)).collect::<Result<_, ProfileError>>()?;
+    let matrix: Vec<Vec<u8>> = rows
+        .iter()
+        .map(|cells| row_of_links(cells, gpus, links_per_gpu))
+        .collect::<Result<_, ProfileError>>()?;
     for (at, counts) in matrix.iter().enumerate() {
         let total: u32 = counts.iter().map(|count| u32::from(*count)).sum();
         if counts[at] != 0 {
@@ -176,7 +211,9 @@ fn link_matrix(field: &Field<'_>, layout: NvLinkLayout, links_per_gpu: u8, gpus:
             return Err(rows[at].error("has links although layout is none"));
         }
         if let Some(other) = (0..gpus).find(|other| matrix[*other][at] != counts[*other]) {
-            return Err(rows[at].error(format!("differs from row {other}: links join two GPUs, so the matrix is symmetric")));
+            return Err(rows[at].error(format!(
+                "differs from row {other}: links join two GPUs, so the matrix is symmetric"
+            )));
         }
     }
     Ok(matrix)
@@ -204,7 +241,12 @@ fn fabric(field: &Field<'_>, name: &str) -> Result<Fabric, ProfileError> {
         Some(text) => {
             let digits: String = text.chars().filter(|letter| *letter != '-').collect();
             let exact = if digits.len() == 32 { u128::from_str_radix(&digits, 16).ok() } else { None };
-            exact.unwrap_or_else(|| name.bytes().fold(1, |hash: u128, byte| hash.wrapping_mul(0x1_0000_01b3) ^ u128::from(byte))).to_be_bytes()
+            exact
+                .unwrap_or_else(|| {
+                    name.bytes()
+                        .fold(1, |hash: u128, byte| hash.wrapping_mul(0x1_0000_01b3) ^ u128::from(byte))
+                })
+                .to_be_bytes()
         }
     };
     Ok(Fabric {
