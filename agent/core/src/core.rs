@@ -330,7 +330,10 @@ impl Core {
                 // What is a fact already (bound, started, released) waits on; what is only wished is taken back.
                 answer.needs > self.persisted
                     && answer.needs <= revision
-                    && (answer.reserve || lease.is_some_and(|lease| lease.phase == Phase::Armed))
+                    && (answer.reserve
+                        || lease.is_some_and(|lease| {
+                            lease.phase == Phase::Armed && lease.changed_in > self.persisted
+                        }))
             });
         self.waiting = waiting;
         for answer in failed {
@@ -343,7 +346,7 @@ impl Core {
     fn take_back(&mut self, answer: Waiting, revision: u64, now: Time) {
         let Some(lease) = self.leases.get_mut(answer.lease) else { return };
         match lease.phase {
-            Phase::Armed if lease.changed_in <= revision => {
+            Phase::Armed if lease.changed_in > self.persisted && lease.changed_in <= revision => {
                 lease.phase = Phase::Reserved { expires_at: now + lease.expires_in };
                 // The failed write may have reached the disk all the same: only the next one settles it.
                 lease.changed_in = self.revision + 1;
