@@ -1,2 +1,5 @@
-//! Placeholder.
-fn main() {}
+//! `phalanx`, the user's command line.
+
+fn main() -> std::process::ExitCode {
+    phalanx_cli::run("phalanx", std::env::args_os())
+}

@@ -1,0 +1,144 @@
+//! `phalanx apply`, and reading the files it names.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::arguments::Apply;
+use crate::client::{Applied, Client};
+use crate::cluster::plain;
+use crate::failure::{Failure, Format, print_json, print_text};
+
+/// Largest text that is sent; the server's limit.
+const MAX_TEXT_BYTES: u64 = 4 << 20;
+
+/// A text with the name diagnostics give it.
+#[derive(Debug)]
+pub struct Source {
+    /// Path as the user wrote it, `<stdin>` for standard input.
+    pub name: String,
+    /// What it holds.
+    pub text: String,
+}
+
+/// Applies files one after another. A wrong document never stops the others.
+///
+/// # Errors
+/// A file cannot be read, the server cannot be reached, or a document was refused.
+pub fn run(client: &Client, options: &Apply, format: Format) -> Result<(), Failure> {
+    let mut answers = Vec::new();
+    for source in read_sources(&options.files)? {
+        let applied = client.apply(&source.name, &source.text)?;
+        if format == Format::Text {
+            print_applied(&applied);
+        }
+        answers.push(applied);
+    }
+    if format == Format::Json {
+        print_json(&answers)?;
+    }
+    if answers.iter().all(|applied| applied.ok) { Ok(()) } else { Err(Failure::Reported) }
+}
+
+fn print_applied(applied: &Applied) {
+    for object in &applied.applied {
+        print_text(&format!("{} {}", object.title(), object.change));
+    }
+    for diagnostic in &applied.diagnostics {
+        eprintln!("{diagnostic}");
+    }
+}
+
+/// Reads all files, folders and standard input that the user named.
+///
+/// # Errors
+/// The first that cannot be read, by name.
+pub fn read_sources(paths: &[PathBuf]) -> Result<Vec<Source>, Failure> {
+    let mut sources = Vec::new();
+    for path in paths {
+        if path.as_os_str() == "-" {
+            sources.push(limited("<stdin>", std::io::stdin().lock())?);
+        } else if path.is_dir() {
+            for file in manifests_in(path)? {
+                sources.push(read_file(&file)?);
+            }
+        } else {
+            sources.push(read_file(path)?);
+        }
+    }
+    Ok(sources)
+}
+
+fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let failed = |error: std::io::Error| Failure::new(format!("-f {}: {}", folder.display(), plain(&error)));
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let manifest = path.extension().is_some_and(|end| end == "yaml" || end == "yml" || end == "json");
+        if manifest && path.is_file() {
+            files.push(path);
+        }
+    }
+    if files.is_empty() {
+        return Err(Failure::new(format!("-f {}: no .yaml, .yml or .json file in it", folder.display())));
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read_file(path: &Path) -> Result<Source, Failure> {
+    let name = path.display().to_string();
+    let file = fs::File::open(path).map_err(|error| Failure::new(format!("-f {name}: {}", plain(&error))))?;
+    limited(&name, file)
+}
+
+fn limited(name: &str, reader: impl Read) -> Result<Source, Failure> {
+    let mut bytes = Vec::new();
+    reader
+        .take(MAX_TEXT_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::new(format!("-f {name}: {}", plain(&error))))?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        let limit = MAX_TEXT_BYTES >> 20;
+        return Err(Failure::new(format!("-f {name}: more than {limit} MiB: split it into several files")));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Failure::new(format!("-f {name}: byte {at} is not UTF-8: is it a YAML or JSON text?"))
+    })?;
+    Ok(Source { name: name.to_owned(), text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text_of(failure: Failure) -> String {
+        let Failure::Message(text) = failure else { panic!("no text") };
+        text
+    }
+
+    #[test]
+    fn folders_give_their_manifests_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b.yml", "a.yaml", "notes.md", "c.json"] {
+            fs::write(folder.path().join(name), name).unwrap();
+        }
+        let sources = read_sources(&[folder.path().to_owned()]).unwrap();
+        let texts: Vec<&str> = sources.iter().map(|source| source.text.as_str()).collect();
+        assert_eq!(texts, ["a.yaml", "b.yml", "c.json"]);
+    }
+
+    #[test]
+    fn unreadable_files_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let failure = |path: PathBuf| text_of(read_sources(&[path]).unwrap_err());
+        assert!(failure(path("no.yaml")).ends_with("no.yaml: no such file or directory"));
+        assert!(failure(folder.path().to_owned()).ends_with("no .yaml, .yml or .json file in it"));
+        fs::write(path("image.png"), [b'a', 0xff]).unwrap();
+        assert!(failure(path("image.png")).ends_with("byte 1 is not UTF-8: is it a YAML or JSON text?"));
+        fs::write(path("large.yaml"), vec![b' '; (4 << 20) + 1]).unwrap();
+        assert!(failure(path("large.yaml")).contains("more than 4 MiB"));
+    }
+}

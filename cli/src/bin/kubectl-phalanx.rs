@@ -1,0 +1,5 @@
+//! The same command line as a kubectl plugin: `kubectl phalanx get gangs`.
+
+fn main() -> std::process::ExitCode {
+    phalanx_cli::run("kubectl phalanx", std::env::args_os())
+}

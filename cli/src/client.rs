@@ -1,0 +1,318 @@
+//! The admin API of the coordinator over HTTP.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use phalanx_core::view::{Explanation, StateView};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use ureq::Agent;
+use ureq::http::Response;
+
+use crate::arguments::ObjectName;
+use crate::failure::Failure;
+
+/// Longest wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest wait for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Largest answer that is read: the state of a large cluster is tens of MiB.
+const MAX_ANSWER_BYTES: u64 = 256 << 20;
+
+/// Address of an admin API, `http://HOST:PORT`, without a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerUrl(String);
+
+impl std::str::FromStr for ServerUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const FORM: &str = "expected http://HOST:PORT, for example http://127.0.0.1:7411";
+        let Some(rest) = text.strip_prefix("http://") else {
+            return Err(match text.split_once("://") {
+                Some((scheme, _)) => format!("{scheme}:// is not served; {FORM}"),
+                None => FORM.to_owned(),
+            });
+        };
+        let authority = rest.trim_end_matches('/');
+        let port = authority.rsplit_once(':').map_or(Some(80), |(_, port)| port.parse::<u16>().ok());
+        if authority.is_empty() || authority.contains(['/', '?', '#', '@', ' ']) || port.is_none() {
+            return Err(FORM.to_owned());
+        }
+        Ok(Self(format!("http://{authority}")))
+    }
+}
+
+impl std::fmt::Display for ServerUrl {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+/// What a coordinator writes into its state folder once it listens.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Endpoints {
+    /// Admin API, `http://ADDRESS:PORT`.
+    pub admin: String,
+    /// Where agents connect, `ADDRESS:PORT`.
+    pub quic: String,
+    /// Process that wrote it.
+    pub pid: u32,
+}
+
+impl Endpoints {
+    /// File in the state folder.
+    pub const FILE: &'static str = "endpoints.json";
+
+    /// Reads the file of a state folder; `None` where there is none yet or it is not whole.
+    #[must_use]
+    pub fn read(state_dir: &Path) -> Option<Self> {
+        serde_json::from_str(&std::fs::read_to_string(state_dir.join(Self::FILE)).ok()?).ok()
+    }
+}
+
+/// Where `up` keeps its state unless told otherwise.
+///
+/// # Errors
+/// Neither `XDG_STATE_HOME` nor `HOME` is set.
+pub fn default_state_dir() -> Result<PathBuf, Failure> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("XDG_STATE_HOME")
+        .or_else(|| set("HOME").map(|home| home.join(".local/state")))
+        .map(|folder| folder.join("phalanx"))
+        .ok_or_else(|| {
+            Failure::new("neither XDG_STATE_HOME nor HOME is set: name the folder with --state-dir")
+        })
+}
+
+/// What applying one text did.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Applied {
+    /// All documents were applied.
+    pub ok: bool,
+    /// Objects in the order of the text.
+    pub applied: Vec<AppliedObject>,
+    /// What was wrong or worth knowing.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+/// One applied object.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AppliedObject {
+    /// Kind.
+    pub kind: String,
+    /// Namespace; empty or `-` where the kind has none.
+    #[serde(default)]
+    pub namespace: Option<String>,
+    /// Name.
+    pub name: String,
+    /// `created`, `configured` or `unchanged`.
+    pub change: String,
+}
+
+impl AppliedObject {
+    /// `Job team-a/training`.
+    #[must_use]
+    pub fn title(&self) -> String {
+        match self.namespace.as_deref() {
+            None | Some("" | "-") => format!("{} {}", self.kind, self.name),
+            Some(namespace) => format!("{} {namespace}/{}", self.kind, self.name),
+        }
+    }
+}
+
+/// One remark about a text.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Diagnostic {
+    /// `error` or `warning`.
+    pub severity: String,
+    /// File as the user named it.
+    pub file: String,
+    /// Line, from 1.
+    pub line: u64,
+    /// Field path; empty for the whole document.
+    #[serde(default)]
+    pub field: String,
+    /// What is wrong and what is allowed.
+    pub message: String,
+}
+
+impl std::fmt::Display for Diagnostic {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let severity = self.severity.to_lowercase();
+        write!(formatter, "{}:{}: {severity}: ", self.file, self.line)?;
+        if !self.field.is_empty() {
+            write!(formatter, "{}: ", self.field)?;
+        }
+        formatter.write_str(&self.message)
+    }
+}
+
+/// A coordinator to talk to.
+pub struct Client {
+    agent: Agent,
+    server: ServerUrl,
+}
+
+impl Client {
+    /// The server that was named, else the one that `up` started in the default state folder.
+    ///
+    /// # Errors
+    /// None is named and none was started here.
+    pub fn find(server: Option<ServerUrl>) -> Result<Self, Failure> {
+        if let Some(server) = server {
+            return Ok(Self::new(server));
+        }
+        let state_dir = default_state_dir()?;
+        let started = Endpoints::read(&state_dir).and_then(|endpoints| endpoints.admin.parse().ok());
+        started.map(Self::new).ok_or_else(|| {
+            Failure::new(format!(
+                "no coordinator is known: start one with `phalanx up`, or name one with --server http://HOST:PORT \
+                 or PHALANX_SERVER (looked for {})",
+                state_dir.join(Endpoints::FILE).display()
+            ))
+        })
+    }
+
+    /// A client of this server. Proxies of the environment are not used: the admin API is local.
+    #[must_use]
+    pub fn new(server: ServerUrl) -> Self {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .proxy(None)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_global(Some(ANSWER_TIMEOUT))
+            .build();
+        Self { agent: config.into(), server }
+    }
+
+    /// True where the server says that it is ready.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let answer = self.agent.get(format!("{}/readyz", self.server)).call();
+        answer.is_ok_and(|answer| answer.status().is_success())
+    }
+
+    /// Everything there is.
+    ///
+    /// # Errors
+    /// The server cannot be reached or answers with an error.
+    pub fn state(&self) -> Result<StateView, Failure> {
+        self.read(self.agent.get(format!("{}/v1/state", self.server)).call())
+    }
+
+    /// Why a gang waits.
+    ///
+    /// # Errors
+    /// As `state`; also where no gang, job or pod has this name.
+    pub fn explain(&self, name: &ObjectName) -> Result<Explanation, Failure> {
+        let url = format!("{}/v1/explain/{}/{}", self.server, name.namespace(), name.name);
+        self.read(self.agent.get(url).call())
+    }
+
+    /// Applies the documents of a text; wrong ones are in the diagnostics.
+    ///
+    /// # Errors
+    /// As `state`.
+    pub fn apply(&self, file: &str, text: &str) -> Result<Applied, Failure> {
+        let request = self.agent.post(format!("{}/v1/apply", self.server)).query("file", file);
+        self.read(request.content_type("application/yaml").send(text))
+    }
+
+    /// Deletes one object. `namespace` is `-` for kinds without.
+    ///
+    /// # Errors
+    /// As `state`; also where it is not there or must stay.
+    pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> Result<(), Failure> {
+        let url = format!("{}/v1/objects/{kind}/{namespace}/{name}", self.server);
+        let _: serde_json::Value = self.read(self.agent.delete(url).call())?;
+        Ok(())
+    }
+
+    /// Deletes the objects that a text names; `applied` lists those that were there.
+    ///
+    /// # Errors
+    /// As `state`.
+    pub fn delete_text(&self, file: &str, text: &str) -> Result<Applied, Failure> {
+        let request = self.agent.post(format!("{}/v1/delete", self.server)).query("file", file);
+        self.read(request.content_type("application/yaml").send(text))
+    }
+
+    fn read<T: DeserializeOwned>(
+        &self,
+        answer: Result<Response<ureq::Body>, ureq::Error>,
+    ) -> Result<T, Failure> {
+        let mut answer = answer.map_err(|error| self.unreachable(&error))?;
+        let status = answer.status();
+        let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_string();
+        let text = body.map_err(|error| self.unreachable(&error))?;
+        if status.is_success() {
+            return serde_json::from_str(&text).map_err(|error| {
+                Failure::new(format!(
+                    "{} answered something else than a Phalanx coordinator of this version would ({error}): \
+                     check --server",
+                    self.server
+                ))
+            });
+        }
+        let told: Option<ErrorBody> = serde_json::from_str(&text).ok();
+        Err(Failure::new(told.map_or_else(
+            || format!("{} answered {status}: is it a Phalanx coordinator? check --server", self.server),
+            |told| told.error,
+        )))
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> Failure {
+        let cause = match error {
+            ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                "connection refused".to_owned()
+            }
+            ureq::Error::HostNotFound => "no such host".to_owned(),
+            other => other.to_string(),
+        };
+        Failure::new(format!(
+            "cannot reach the coordinator at {}: {cause}; start one with `phalanx up`, or name another with \
+             --server or PHALANX_SERVER",
+            self.server
+        ))
+    }
+}
+
+#[derive(Deserialize)]
+struct ErrorBody {
+    error: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_addresses_are_checked() {
+        for good in ["http://127.0.0.1:7411", "http://[::1]:7411/", "http://coordinator"] {
+            assert!(good.parse::<ServerUrl>().is_ok(), "{good}");
+        }
+        let error = |text: &str| text.parse::<ServerUrl>().unwrap_err();
+        assert_eq!(error("127.0.0.1:7411"), "expected http://HOST:PORT, for example http://127.0.0.1:7411");
+        assert!(error("https://a:1").starts_with("https:// is not served"));
+        for bad in ["", "http://", "http://a:b", "http://a:70000", "http://a:1/v1", "http://a b:1"] {
+            assert!(error(bad).contains("expected http://HOST:PORT"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_diagnostic_reads_like_a_compiler() {
+        let text =
+            r#"{"severity":"Error","file":"a.yaml","line":3,"field":"spec.weight","message":"must be 1"}"#;
+        let diagnostic: Diagnostic = serde_json::from_str(text).unwrap();
+        assert_eq!(diagnostic.to_string(), "a.yaml:3: error: spec.weight: must be 1");
+    }
+
+    #[test]
+    fn nothing_listens_there() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let client = Client::new(format!("http://127.0.0.1:{port}").parse().unwrap());
+        let Failure::Message(text) = client.state().unwrap_err() else { panic!("no text") };
+        assert!(text.contains("connection refused; start one with `phalanx up`"), "{text}");
+    }
+}

@@ -1,0 +1,38 @@
+//! `phalanx delete`.
+
+use crate::apply::read_sources;
+use crate::arguments::Delete;
+use crate::client::Client;
+use crate::failure::{Failure, Format, print_json, print_text};
+
+/// Deletes one object, or all that files name.
+///
+/// # Errors
+/// Something cannot be read, reached or deleted; the rest is deleted all the same.
+pub fn run(client: &Client, options: &Delete, format: Format) -> Result<(), Failure> {
+    let mut deleted = Vec::new();
+    let mut failed = false;
+    if let (Some(kind), Some(name)) = (options.kind, &options.name) {
+        if let (false, Some(namespace)) = (kind.namespaced, &name.namespace) {
+            return Err(Failure::new(format!(
+                "a {} has no namespace: write {} instead of {namespace}/{}",
+                kind.kind, name.name, name.name
+            )));
+        }
+        let namespace = if kind.namespaced { name.namespace() } else { "-" };
+        client.delete(kind.kind, namespace, &name.name)?;
+        let shown = if kind.namespaced { format!("{namespace}/{}", name.name) } else { name.name.clone() };
+        deleted.push(format!("{} {shown}", kind.kind));
+    }
+    for source in read_sources(&options.files)? {
+        let answer = client.delete_text(&source.name, &source.text)?;
+        failed |= !answer.ok;
+        answer.diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
+        deleted.extend(answer.applied.iter().map(|object| object.title()));
+    }
+    match format {
+        Format::Json => print_json(&serde_json::json!({ "deleted": deleted }))?,
+        Format::Text => deleted.iter().for_each(|object| print_text(&format!("{object} deleted"))),
+    }
+    if failed { Err(Failure::Reported) } else { Ok(()) }
+}

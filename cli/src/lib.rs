@@ -1,0 +1,63 @@
+//! The user's command line. It decides nothing: it asks the coordinator's admin API and prints what
+//! that says; `up` and `demo` start the coordinator and agents as processes.
+
+pub mod apply;
+pub mod arguments;
+pub mod client;
+pub mod cluster;
+pub mod delete;
+pub mod demo;
+pub mod failure;
+pub mod get;
+pub mod process;
+pub mod signals;
+pub mod table;
+pub mod up;
+pub mod why;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::arguments::{Arguments, Command};
+use crate::client::Client;
+use crate::failure::{Failure, Format};
+
+/// Runs one command. `name` is how the user calls the program. Exit code 0: done, 1: the server or
+/// the input says no, 2: wrong usage.
+pub fn run(name: &'static str, arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let command = Arguments::command().name(name).bin_name(name);
+    let parsed =
+        command.try_get_matches_from(arguments).and_then(|matches| Arguments::from_arg_matches(&matches));
+    let arguments = match parsed {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // `--help` and `--version` come this way too, with exit code 0. A closed pipe is no error.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
+        }
+    };
+    let format = if arguments.json { Format::Json } else { Format::Text };
+    match dispatch(arguments, format) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print(format);
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn dispatch(arguments: Arguments, format: Format) -> Result<(), Failure> {
+    let server = arguments.server;
+    match arguments.command {
+        Command::Demo(options) => demo::run(&options, format),
+        Command::Up(options) => up::up(&options, format),
+        Command::Down(options) => up::down(&options, format),
+        Command::Apply(options) => apply::run(&Client::find(server)?, &options, format),
+        Command::Get(options) => get::run(&Client::find(server)?, &options, format),
+        Command::Why(options) => why::run(&Client::find(server)?, &options, format),
+        Command::Delete(options) => delete::run(&Client::find(server)?, &options, format),
+        Command::Child(options) => Err(process::become_child(&options)),
+    }
+}
