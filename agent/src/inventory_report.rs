@@ -105,8 +105,7 @@ fn state_text(state: &ProbeState) -> (&'static str, Option<&str>) {
     }
 }
 
-/// The inventory as JSON. UUIDs are text, matrices are written as `nvidia-smi topo` does, and
-/// `matrix_order` gives the GPUs' order in them.
+/// The inventory as JSON. Rows and columns of `links`, and `relation_to_gpus`, follow the order of `gpus`.
 #[must_use]
 pub fn to_json(inventory: &Inventory) -> Value {
     let (state, reason) = state_text(&inventory.state);
@@ -192,7 +191,8 @@ pub fn to_text(inventory: &Inventory) -> String {
             fragment_table(&fragments)
         );
     }
-    text
+    // Tables pad their last column.
+    text.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
 /// A quotient with one decimal where it is not whole.
@@ -212,10 +212,12 @@ fn table(header: Vec<String>) -> Table {
 }
 
 fn gpu_table(inventory: &Inventory) -> Table {
-    let mut table = table(["GPU", "Model", "UUID", "MiB", "PCI", "NUMA", "Health"].map(str::to_owned).into());
+    let mut table =
+        table(["GPU", "Index", "Model", "UUID", "MiB", "PCI", "NUMA", "Health"].map(str::to_owned).into());
     for (at, gpu) in inventory.gpus.iter().enumerate() {
         table.add_row([
             at.to_string(),
+            gpu.index.to_string(),
             gpu.model.clone(),
             gpu.id.to_string(),
             gpu.memory_mib.map_or_else(|| "?".into(), |mib| mib.to_string()),
