@@ -41,15 +41,8 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order in which they are best applied.
-    pub const ALL: [Self; 7] = [
-        Self::Queue,
-        Self::PriorityClass,
-        Self::Node,
-        Self::PodGroup,
-        Self::Job,
-        Self::Pod,
-        Self::GangPlan,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Queue, Self::PriorityClass, Self::Node, Self::PodGroup, Self::Job, Self::Pod, Self::GangPlan];
 
     /// Name as manifests write it.
     #[must_use]

@@ -7,7 +7,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use phalanx_common::ids::ClusterId;
 use phalanx_common::units::Time;
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, WriteTransaction};
+use redb::{
+    Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, WriteTransaction,
+};
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -28,7 +30,9 @@ pub enum OpenError {
         file: PathBuf,
     },
     /// It cannot be read as a store.
-    #[error("{file}: damaged: {cause}; move the file away and start again: objects are applied anew from their manifests, and the agents report what still runs")]
+    #[error(
+        "{file}: damaged: {cause}; move the file away and start again: objects are applied anew from their manifests, and the agents report what still runs"
+    )]
     Damaged {
         /// The file.
         file: PathBuf,
@@ -36,7 +40,9 @@ pub enum OpenError {
         cause: String,
     },
     /// Another version of Phalanx wrote it.
-    #[error("{file}: written in format {found:?}, and this version reads format 1; use the version that wrote it, or move the file away")]
+    #[error(
+        "{file}: written in format {found:?}, and this version reads format 1; use the version that wrote it, or move the file away"
+    )]
     OtherFormat {
         /// The file.
         file: PathBuf,
@@ -242,8 +248,8 @@ fn open_database(file: &Path) -> Result<Database, OpenError> {
     // redb panics or fails late on some foreign files; the magic number is checked first.
     check_magic(file)?;
     let open = || Database::create(file);
-    let opened = std::panic::catch_unwind(open)
-        .map_err(|_| damaged(file, "its pages contradict each other"))?;
+    let opened =
+        std::panic::catch_unwind(open).map_err(|_| damaged(file, "its pages contradict each other"))?;
     opened.map_err(|error| match error {
         DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
             OpenError::InUse { file: file.to_owned() }

@@ -101,10 +101,9 @@ impl FaultPlan {
                 (rates.timed_out_not_done, Fault::TimedOutNotDone),
                 (rates.storage_failed, Fault::StorageFailed),
             ],
-            Call::Watch => &[
-                (rates.timed_out_not_done, Fault::TimedOutNotDone),
-                (rates.watch_gap, Fault::WatchGap),
-            ],
+            Call::Watch => {
+                &[(rates.timed_out_not_done, Fault::TimedOutNotDone), (rates.watch_gap, Fault::WatchGap)]
+            }
             Call::Write => &[
                 (rates.conflict, Fault::Conflict),
                 (rates.refused, Fault::Refused),

@@ -424,7 +424,10 @@ fn check(object: &Object, preconditions: &Preconditions) -> Result<(), ApiError>
 
 /// Five characters for `generateName`, made from the new UID.
 fn name_suffix(uid: &str) -> String {
-    let characters: Vec<char> =
-        uid.chars().filter(char::is_ascii_alphanumeric).map(|character| character.to_ascii_lowercase()).collect();
+    let characters: Vec<char> = uid
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .map(|character| character.to_ascii_lowercase())
+        .collect();
     characters[characters.len().saturating_sub(5)..].iter().collect()
 }

@@ -1,0 +1,337 @@
+//! Objects to the core's events, and the core's values back to objects. Pure: no API, no clock.
+//!
+//! A stored object that cannot be read gives a warning and no event, or, where it is a pod, an event
+//! with blockers: it alone waits, and says why.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use phalanx_common::gang::{Blocker, GangSpec, PodBinding, PodSpec};
+use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
+use phalanx_common::plan::GangPlan;
+use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
+use phalanx_core::event::{Event, NodeSpec, Outcome};
+
+use crate::api::store::{node_name, phase};
+use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey, Owner};
+use crate::manifest::group::{read_node, read_pod_group, read_priority, read_queue};
+use crate::manifest::names::{
+    EXACTNESS, GPU_UUIDS, GROUP_NAME, LEASE_ID, MIXED_GPU_MODELS, RUN_FOR, SCHEDULER_PHALANX,
+    SCHEDULER_VOLCANO, TASK_SPEC, TERM, parse_run_for, parse_switch, shared_text,
+};
+use crate::manifest::pod::read_pod;
+use crate::manifest::reader::{Cursor, Severity, Sink};
+use crate::manifest::tree::Node;
+
+pub mod status;
+
+/// Task of pods that name none.
+pub const DEFAULT_TASK: &str = "default";
+
+/// What became of an object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Converted {
+    /// The fact for the core; `None` where it has no use for the object.
+    pub event: Option<Event>,
+    /// What could not be read, with object, field and value.
+    pub warnings: Vec<String>,
+}
+
+impl Converted {
+    fn event(event: Event) -> Self {
+        Self { event: Some(event), warnings: Vec::new() }
+    }
+}
+
+/// The fact that a change is.
+#[must_use]
+pub fn event_of_change(change: &Change) -> Converted {
+    match &change.body {
+        ChangeBody::Applied(object) => event_of_object(object),
+        ChangeBody::Deleted { key, uid } => {
+            Converted { event: event_of_deletion(key, uid), warnings: Vec::new() }
+        }
+    }
+}
+
+/// The fact that an object is there. Jobs and GangPlans give none: jobs are expanded by
+/// `crate::jobs`, and plans are read once, at the start, by `plan_of_object`.
+#[must_use]
+pub fn event_of_object(object: &Object) -> Converted {
+    match object.kind {
+        Kind::Queue => read_whole(object, |spec, sink| {
+            let queue = read_queue(Some(spec), sink);
+            Event::QueueApplied(QueueSpec {
+                name: QueueName::from(object.metadata.name.as_str()),
+                priority: queue.priority,
+                capability: queue.capability,
+                open: queue_is_open(object),
+            })
+        }),
+        Kind::PriorityClass => read_whole(object, |spec, sink| {
+            let priority = read_priority(spec, sink);
+            Event::PriorityClassApplied(PriorityClassSpec {
+                name: Arc::from(object.metadata.name.as_str()),
+                value: priority.value,
+                global_default: priority.global_default,
+            })
+        }),
+        Kind::Node => read_whole(object, |spec, sink| {
+            let node = read_node(Some(spec), None, sink);
+            Event::NodeApplied(NodeSpec {
+                name: NodeName::from(object.metadata.name.as_str()),
+                labels: shared_text(&object.metadata.labels),
+                allocatable: node.allocatable,
+                unschedulable: node.unschedulable,
+            })
+        }),
+        Kind::PodGroup => read_whole(object, |spec, sink| Event::GangApplied(gang(object, spec, sink))),
+        Kind::Pod => pod_event(object),
+        Kind::Job | Kind::GangPlan => Converted::default(),
+    }
+}
+
+/// The fact that an object is gone.
+#[must_use]
+pub fn event_of_deletion(key: &ObjectKey, uid: &str) -> Option<Event> {
+    let name = key.name.as_str();
+    match key.kind {
+        Kind::Queue => Some(Event::QueueDeleted(QueueName::from(name))),
+        Kind::PriorityClass => Some(Event::PriorityClassDeleted(Arc::from(name))),
+        Kind::Node => Some(Event::NodeDeleted(NodeName::from(name))),
+        Kind::PodGroup => Some(Event::GangDeleted(GangName::new(&key.namespace, name))),
+        Kind::Pod => Some(Event::PodDeleted(PodUid::from(uid))),
+        Kind::Job | Kind::GangPlan => None,
+    }
+}
+
+/// True unless the queue was closed.
+#[must_use]
+pub fn queue_is_open(queue: &Object) -> bool {
+    !matches!(queue.status.get("state").and_then(|state| state.as_str()), Some("Closed" | "Closing"))
+}
+
+/// Reads an object that has no use when part of it is wrong.
+fn read_whole(object: &Object, read: impl FnOnce(&Cursor<'_>, &mut Sink) -> Event) -> Converted {
+    let tree = tree_of_spec(object);
+    let mut sink = Sink::new("");
+    let event = read(&Cursor::root(&tree, "spec"), &mut sink);
+    if sink.errors() == 0 {
+        return Converted::event(event);
+    }
+    Converted { event: None, warnings: problems(&object.key(), &sink) }
+}
+
+/// The spec as a tree; one that is not there is an empty mapping.
+fn tree_of_spec(object: &Object) -> Node {
+    if object.spec.is_null() {
+        Node::from_json(&serde_json::Value::Object(serde_json::Map::new()))
+    } else {
+        Node::from_json(&object.spec)
+    }
+}
+
+fn errors(sink: &Sink) -> impl Iterator<Item = (&str, &str)> {
+    sink.diagnostics
+        .iter()
+        .filter(|diagnostic| diagnostic.severity == Severity::Error)
+        .map(|diagnostic| (diagnostic.field.as_str(), diagnostic.message.as_str()))
+}
+
+fn problems(key: &ObjectKey, sink: &Sink) -> Vec<String> {
+    errors(sink)
+        .map(|(field, message)| format!("{key}: {field}: {message}; the object is left out"))
+        .collect()
+}
+
+fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink) -> GangSpec {
+    let group = read_pod_group(Some(spec), sink);
+    let shared = |text: String| Arc::<str>::from(text);
+    GangSpec {
+        name: GangName::new(&object.metadata.namespace, &object.metadata.name),
+        uid: Arc::from(object.metadata.uid.as_str()),
+        created: object.metadata.creation,
+        queue: QueueName::from(group.queue),
+        min_member: group.min_member,
+        min_task_member: group
+            .min_task_member
+            .into_iter()
+            .map(|(task, count)| (shared(task), count))
+            .collect(),
+        min_resources: group.min_resources,
+        priority_class: group.priority_class.map(shared),
+        mixed_gpu_models: object
+            .annotation(MIXED_GPU_MODELS)
+            .is_some_and(|text| parse_switch(text) == Ok(true)),
+    }
+}
+
+/// True for a pod that names one of our schedulers.
+#[must_use]
+pub fn is_ours(pod: &Object) -> bool {
+    let scheduler = pod.spec.get("schedulerName").and_then(|name| name.as_str());
+    matches!(scheduler, Some(SCHEDULER_PHALANX | SCHEDULER_VOLCANO))
+}
+
+fn pod_event(object: &Object) -> Converted {
+    let Some(group) = object.annotation(GROUP_NAME).filter(|_| is_ours(object)) else {
+        return Converted::default();
+    };
+    let tree = tree_of_spec(object);
+    let mut sink = Sink::new("");
+    let pod = read_pod(&Cursor::root(&tree, "spec"), &mut sink);
+    let mut blockers = pod.blockers;
+    let blocker =
+        |field: &str, message: &str| Blocker { field: Arc::from(field), message: Arc::from(message) };
+    blockers.extend(errors(&sink).map(|(field, message)| blocker(field, message)));
+    let run_for = match object.annotation(RUN_FOR).map(parse_run_for).transpose() {
+        Ok(run_for) => run_for,
+        Err(problem) => {
+            blockers.push(blocker(&format!("metadata.annotations[{RUN_FOR}]"), &problem));
+            None
+        }
+    };
+    let (binding, warnings) = binding_of_pod(object);
+    let metadata = &object.metadata;
+    let task = object.annotation(TASK_SPEC).or_else(|| metadata.labels.get(TASK_SPEC).map(String::as_str));
+    let spec = PodSpec {
+        uid: PodUid::from(metadata.uid.as_str()),
+        name: GangName::new(&metadata.namespace, &metadata.name),
+        gang: GangName::new(&metadata.namespace, group),
+        task: Arc::from(task.unwrap_or(DEFAULT_TASK)),
+        request: pod.request,
+        node_selector: shared_text(&pod.node_selector),
+        blockers,
+        run_for,
+        resource_version: metadata.resource_version,
+        phase: phase(object),
+        binding,
+        deleting: metadata.deletion.is_some(),
+    };
+    Converted { event: Some(Event::PodApplied(Box::new(spec))), warnings }
+}
+
+/// A pod as the core knows it; `None` where it is not ours, or has no PodGroup yet.
+#[must_use]
+pub fn pod_of_object(object: &Object) -> Option<Box<PodSpec>> {
+    match pod_event(object).event {
+        Some(Event::PodApplied(pod)) => Some(pod),
+        _ => None,
+    }
+}
+
+/// Annotations that go with a Binding.
+#[must_use]
+pub fn bind_annotations(binding: &PodBinding, term: Term) -> BTreeMap<String, String> {
+    let mut annotations = BTreeMap::from([(TERM.to_owned(), term_text(term))]);
+    if let Some(lease) = binding.lease {
+        annotations.insert(LEASE_ID.to_owned(), lease.to_string());
+    }
+    let exactness = if binding.gpus.is_empty() { "none" } else { "exact" };
+    annotations.insert(EXACTNESS.to_owned(), exactness.to_owned());
+    if !binding.gpus.is_empty() {
+        let mut uuids = String::new();
+        for (at, gpu) in binding.gpus.iter().enumerate() {
+            let separator = if at == 0 { "" } else { "," };
+            let _ = write!(uuids, "{separator}{gpu}");
+        }
+        annotations.insert(GPU_UUIDS.to_owned(), uuids);
+    }
+    annotations
+}
+
+/// Annotation of a fence write: the pod changes, so that a Binding of an older leader that is still on
+/// its way meets a conflict.
+#[must_use]
+pub fn fence_annotations(term: Term) -> BTreeMap<String, Option<String>> {
+    BTreeMap::from([(TERM.to_owned(), Some(term_text(term)))])
+}
+
+fn term_text(term: Term) -> String {
+    format!("{}.{:016x}", term.counter, term.incarnation)
+}
+
+/// Where a pod is bound, and what of its annotations could not be read. A lease is believed only
+/// where all of it is in order.
+#[must_use]
+pub fn binding_of_pod(pod: &Object) -> (Option<PodBinding>, Vec<String>) {
+    let Some(node) = node_name(pod) else { return (None, Vec::new()) };
+    let mut binding = PodBinding { node: NodeName::from(node), lease: None, gpus: Vec::new() };
+    match lease_of_pod(pod) {
+        Ok((lease, gpus)) => {
+            binding.lease = lease;
+            binding.gpus = gpus;
+            (Some(binding), Vec::new())
+        }
+        Err(problem) => {
+            let warning = format!("{}: {problem}; the pod is taken as bound without a lease", pod.key());
+            (Some(binding), vec![warning])
+        }
+    }
+}
+
+fn lease_of_pod(pod: &Object) -> Result<(Option<LeaseId>, Vec<GpuId>), String> {
+    let problem = |name: &str, text: String| format!("metadata.annotations[{name}]: {text}");
+    let lease = pod
+        .annotation(LEASE_ID)
+        .map(str::parse::<LeaseId>)
+        .transpose()
+        .map_err(|error| problem(LEASE_ID, error.to_string()))?;
+    let mut gpus = Vec::new();
+    let mut seen = BTreeSet::new();
+    for text in pod.annotation(GPU_UUIDS).into_iter().flat_map(|text| text.split(',')) {
+        let gpu: GpuId = text.trim().parse().map_err(|error| problem(GPU_UUIDS, format!("{error}")))?;
+        if !seen.insert(gpu) {
+            return Err(problem(GPU_UUIDS, format!("{gpu} is listed twice")));
+        }
+        gpus.push(gpu);
+    }
+    if lease.is_none() && !gpus.is_empty() {
+        return Err(problem(GPU_UUIDS, format!("GPUs without {LEASE_ID}")));
+    }
+    Ok((lease, gpus))
+}
+
+/// The object a plan is stored as; it goes when its PodGroup goes.
+///
+/// # Errors
+/// The plan cannot be written as JSON.
+pub fn plan_object(plan: &GangPlan) -> Result<Object, ApiError> {
+    let mut object = Object::new(Kind::GangPlan, &plan.gang.namespace, &plan.gang.name);
+    object.metadata.owner = Some(Owner {
+        kind: Kind::PodGroup,
+        name: plan.gang.name.to_string(),
+        uid: plan.gang_uid.to_string(),
+    });
+    object.spec = serde_json::to_value(plan)
+        .map_err(|error| ApiError::Invalid(format!("{}: cannot be written: {error}", object.key())))?;
+    Ok(object)
+}
+
+/// Reads a stored plan.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn plan_of_object(object: &Object) -> Result<GangPlan, String> {
+    let plan: GangPlan = serde_json::from_value(object.spec.clone())
+        .map_err(|error| format!("{}: spec: {error}; the plan is left out", object.key()))?;
+    let named = GangName::new(&object.metadata.namespace, &object.metadata.name);
+    if plan.gang != named {
+        return Err(format!("{}: spec.gang: names {}; the plan is left out", object.key(), plan.gang));
+    }
+    Ok(plan)
+}
+
+/// What the core is told of a write.
+#[must_use]
+pub fn outcome_of<T>(result: &Result<T, ApiError>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Done,
+        Err(ApiError::NotFound(_)) => Outcome::NotFound,
+        Err(ApiError::AlreadyExists(_) | ApiError::Conflict(_)) => Outcome::Conflict,
+        Err(ApiError::Invalid(text)) => Outcome::Refused(text.clone()),
+        // A store that fails may have written before it failed.
+        Err(ApiError::Unknown | ApiError::Storage(_) | ApiError::Gone { .. }) => Outcome::Unknown,
+    }
+}

@@ -1,0 +1,287 @@
+//! A pod's spec, alone or as a template: what it asks for, where it may go, and what keeps it from
+//! being placed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_common::gang::{Blocker, ContainerKind, ContainerRequest, MAX_CONTAINERS, PodRequest};
+
+use super::amounts::{container, read_container_resources, read_resources};
+use super::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO, read_label_name, read_labels, read_name};
+use super::reader::{Cursor, Fields, Sink};
+use super::tree::{Tree, shorten};
+
+/// What we read of a pod's spec.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFields {
+    /// What its containers ask for.
+    pub request: PodRequest,
+    /// Labels a node must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// What keeps it from being placed.
+    pub blockers: Vec<Blocker>,
+    /// Its scheduler, where it names one.
+    pub scheduler: Option<String>,
+    /// Its PriorityClass.
+    pub priority_class: Option<String>,
+    /// The node it is on.
+    pub node: Option<String>,
+}
+
+/// Fields that mean nothing for placement.
+const IGNORED: [&str; 25] = [
+    "activeDeadlineSeconds",
+    "automountServiceAccountToken",
+    "dnsConfig",
+    "dnsPolicy",
+    "enableServiceLinks",
+    "hostAliases",
+    "hostIPC",
+    "hostNetwork",
+    "hostPID",
+    "hostUsers",
+    "hostname",
+    "imagePullSecrets",
+    "os",
+    "priority",
+    "readinessGates",
+    "restartPolicy",
+    "runtimeClassName",
+    "securityContext",
+    "serviceAccount",
+    "serviceAccountName",
+    "setHostnameAsFQDN",
+    "shareProcessNamespace",
+    "subdomain",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+];
+
+/// Fields of a container that mean nothing for placement.
+const CONTAINER_IGNORED: [&str; 19] = [
+    "args",
+    "command",
+    "env",
+    "envFrom",
+    "image",
+    "imagePullPolicy",
+    "lifecycle",
+    "livenessProbe",
+    "readinessProbe",
+    "resizePolicy",
+    "restartPolicyRules",
+    "securityContext",
+    "startupProbe",
+    "stdin",
+    "stdinOnce",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+    "tty",
+    "workingDir",
+];
+
+/// Reads a pod's spec. A constraint that is not served becomes a blocker, which the pod waits with.
+pub fn read_pod(cursor: &Cursor<'_>, sink: &mut Sink) -> PodFields {
+    let mut pod = PodFields::default();
+    let Some(mut fields) = cursor.fields(sink) else { return pod };
+    if let Some(init) = fields.get("initContainers") {
+        read_containers(&init, true, &mut pod, sink);
+    }
+    match fields.required(sink, "containers", "a list of at least one container") {
+        Some(containers) if containers.is_empty() => {
+            containers.error(sink, "must hold at least one container");
+        }
+        Some(containers) => read_containers(&containers, false, &mut pod, sink),
+        None => {}
+    }
+    check_containers(cursor, &pod.request.containers, sink);
+    pod.request.overhead = fields.get("overhead").map(|at| read_resources(&at, sink)).unwrap_or_default();
+    pod.node_selector = fields.get("nodeSelector").map(|at| read_labels(&at, sink)).unwrap_or_default();
+    pod.scheduler = fields.get("schedulerName").and_then(|at| read_scheduler(&at, sink));
+    pod.priority_class = fields.get("priorityClassName").and_then(|at| read_name(&at, sink));
+    pod.node = fields.get("nodeName").and_then(|at| read_name(&at, sink));
+    read_constraints(&mut fields, &mut pod.blockers, sink);
+    fields.not_honoured(sink, &["preemptionPolicy"]);
+    fields.ignore(&IGNORED);
+    fields.ignore(&["ephemeralContainers"]);
+    fields.finish(sink);
+    pod
+}
+
+/// Reads `schedulerName`: ours, or Volcano's.
+pub fn read_scheduler(cursor: &Cursor<'_>, sink: &mut Sink) -> Option<String> {
+    cursor.one_of(sink, &[SCHEDULER_PHALANX, SCHEDULER_VOLCANO]).map(str::to_owned)
+}
+
+fn read_containers(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &mut Sink) {
+    let Some(list) = cursor.list(sink) else { return };
+    if list.len() + pod.request.containers.len() > MAX_CONTAINERS {
+        cursor
+            .error(sink, format!("a pod may have at most {MAX_CONTAINERS} containers, found {}", list.len()));
+        return;
+    }
+    for at in list {
+        read_container(&at, init, pod, sink);
+    }
+}
+
+fn read_container(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &mut Sink) {
+    let Some(mut fields) = cursor.fields(sink) else { return };
+    let name = fields
+        .required(sink, "name", "the container's name")
+        .and_then(|at| read_label_name(&at, sink))
+        .unwrap_or_default();
+    let mut kind = if init { ContainerKind::Init } else { ContainerKind::App };
+    if let Some(at) = fields.get("restartPolicy") {
+        let allowed: &[&str] = &["Always", "Never", "OnFailure"];
+        if at.one_of(sink, allowed) == Some("Always") && init {
+            kind = ContainerKind::Sidecar;
+        }
+    }
+    let mut requests = Default::default();
+    if let Some(at) = fields.get("resources") {
+        let (asked, claims) = read_container_resources(&at, sink);
+        requests = asked;
+        if claims {
+            block(
+                &mut pod.blockers,
+                &at.below("claims"),
+                "claims of DRA are not served yet: ask for the devices as limits",
+                &at,
+                sink,
+            );
+        }
+    }
+    if let Some(ports) = fields.get("ports") {
+        for port in ports.list(sink).into_iter().flatten() {
+            let host_port = match &port.node.value {
+                Tree::Map(entries) => entries.iter().find(|entry| &*entry.key == "hostPort"),
+                _ => None,
+            };
+            if host_port.is_some_and(|entry| {
+                !matches!(entry.node.value, Tree::Null | Tree::Number { whole: Some(0), .. })
+            }) {
+                block(
+                    &mut pod.blockers,
+                    &port.below("hostPort"),
+                    "host ports are not served yet: use containerPort",
+                    &port,
+                    sink,
+                );
+            }
+        }
+    }
+    fields.ignore(&CONTAINER_IGNORED);
+    fields.ignore(&["volumeMounts", "volumeDevices"]);
+    fields.finish(sink);
+    pod.request.containers.push(container(&name, kind, requests));
+}
+
+fn check_containers(cursor: &Cursor<'_>, containers: &[ContainerRequest], sink: &mut Sink) {
+    for (at, container) in containers.iter().enumerate() {
+        if !container.name.is_empty() && containers[..at].iter().any(|other| other.name == container.name) {
+            let path = cursor.below("containers");
+            sink.push(
+                super::Severity::Error,
+                cursor.line,
+                &path,
+                format!("two containers are named {:?}", shorten(&container.name)),
+            );
+        }
+    }
+}
+
+/// Fields that constrain placement and are not served yet.
+fn read_constraints(fields: &mut Fields<'_>, blockers: &mut Vec<Blocker>, sink: &mut Sink) {
+    if let Some(affinity) = fields.get("affinity") {
+        read_affinity(&affinity, blockers, sink);
+    }
+    if let Some(spread) = fields.get("topologySpreadConstraints") {
+        for constraint in spread.list(sink).into_iter().flatten() {
+            let soft = text_field(constraint.node, "whenUnsatisfiable") == Some("ScheduleAnyway");
+            if soft {
+                constraint.warn_not_honoured(sink);
+            } else {
+                block(
+                    blockers,
+                    &constraint.path,
+                    "spread constraints are not served yet: remove it, or set whenUnsatisfiable: ScheduleAnyway",
+                    &constraint,
+                    sink,
+                );
+            }
+        }
+    }
+    if let Some(volumes) = fields.get("volumes") {
+        for volume in volumes.list(sink).into_iter().flatten() {
+            for source in ["persistentVolumeClaim", "ephemeral"] {
+                if has_field(volume.node, source) {
+                    let message =
+                        format!("volumes with {source} are not served yet: their place cannot be checked");
+                    block(blockers, &volume.below(source), &message, &volume, sink);
+                }
+            }
+        }
+    }
+    for (name, message) in [
+        ("schedulingGates", "scheduling gates are not served yet: remove them"),
+        ("resourceClaims", "claims of DRA are not served yet: ask for the devices as limits"),
+        ("resources", "resources of a whole pod are not served yet: set them on its containers"),
+        (
+            "schedulingGroup",
+            "native pod groups are not served yet: use the annotation scheduling.k8s.io/group-name",
+        ),
+    ] {
+        if let Some(at) = fields.get(name)
+            && !at.is_empty()
+        {
+            block(blockers, &at.path, message, &at, sink);
+        }
+    }
+}
+
+fn read_affinity(cursor: &Cursor<'_>, blockers: &mut Vec<Blocker>, sink: &mut Sink) {
+    for (kind, part) in cursor.entries(sink).into_iter().flatten() {
+        if !["nodeAffinity", "podAffinity", "podAntiAffinity"].contains(&kind) {
+            part.warn(sink, "unknown field, ignored");
+            continue;
+        }
+        for (rule, at) in part.entries(sink).into_iter().flatten() {
+            if at.is_empty() {
+                continue;
+            }
+            if rule.starts_with("preferred") {
+                at.warn_not_honoured(sink);
+            } else {
+                let fix = if kind == "nodeAffinity" { ": use nodeSelector" } else { ": remove it" };
+                block(blockers, &at.path, &format!("required {kind} is not served yet{fix}"), &at, sink);
+            }
+        }
+    }
+}
+
+fn block(blockers: &mut Vec<Blocker>, field: &str, message: &str, at: &Cursor<'_>, sink: &mut Sink) {
+    sink.push(super::Severity::Warning, at.line, field, format!("the pod will wait: {message}"));
+    blockers.push(Blocker { field: Arc::from(field), message: Arc::from(message) });
+}
+
+fn has_field(node: &super::tree::Node, name: &str) -> bool {
+    match &node.value {
+        Tree::Map(entries) => {
+            entries.iter().any(|entry| &*entry.key == name && entry.node.value != Tree::Null)
+        }
+        _ => false,
+    }
+}
+
+fn text_field<'n>(node: &'n super::tree::Node, name: &str) -> Option<&'n str> {
+    match &node.value {
+        Tree::Map(entries) => {
+            entries.iter().find(|entry| &*entry.key == name).and_then(|entry| match &entry.node.value {
+                Tree::Text(text) => Some(&**text),
+                _ => None,
+            })
+        }
+        _ => None,
+    }
+}

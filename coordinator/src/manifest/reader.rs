@@ -1,0 +1,348 @@
+//! Reads typed values out of a tree and says what is wrong with file, line and field.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::tree::{Entry, Node, Tree, shorten};
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The object is not applied.
+    Error,
+    /// The object is applied; a person should know.
+    Warning,
+}
+
+/// Something a person should know about a manifest. `Display` writes
+/// `FILE:LINE: error: FIELD: MESSAGE`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diagnostic {
+    /// How bad it is.
+    pub severity: Severity,
+    /// The file's name as given.
+    pub file: String,
+    /// Line, from 1.
+    pub line: usize,
+    /// The field, `spec.tasks[0].replicas`; empty where it is about the document.
+    pub field: String,
+    /// What is wrong and what is allowed.
+    pub message: String,
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        write!(formatter, "{}:{}: {severity}: ", self.file, self.line)?;
+        if !self.field.is_empty() {
+            write!(formatter, "{}: ", self.field)?;
+        }
+        formatter.write_str(&self.message)
+    }
+}
+
+/// Collects diagnostics of one file.
+#[derive(Debug)]
+pub struct Sink {
+    file: String,
+    /// What was found so far.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+/// Diagnostics of one file stop here: a file of nonsense must not become megabytes of text.
+const MAX_DIAGNOSTICS: usize = 1000;
+
+/// Unknown fields of one mapping that are named one by one.
+const MAX_UNKNOWN_FIELDS: usize = 20;
+
+impl Sink {
+    /// For a file of this name.
+    #[must_use]
+    pub fn new(file: &str) -> Self {
+        Self { file: file.to_owned(), diagnostics: Vec::new() }
+    }
+
+    /// Adds a diagnostic.
+    pub fn push(&mut self, severity: Severity, line: usize, field: &str, message: impl Into<String>) {
+        // Errors always come in, because they decide whether an object is applied.
+        if self.diagnostics.len() < MAX_DIAGNOSTICS || severity == Severity::Error {
+            self.diagnostics.push(Diagnostic {
+                severity,
+                file: self.file.clone(),
+                line,
+                field: field.to_owned(),
+                message: message.into(),
+            });
+        }
+    }
+
+    /// Number of errors so far.
+    #[must_use]
+    pub fn errors(&self) -> usize {
+        self.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error).count()
+    }
+}
+
+/// A place in a tree, with the path that leads there.
+#[derive(Clone, Debug)]
+pub struct Cursor<'n> {
+    /// The value.
+    pub node: &'n Node,
+    /// Line to name in diagnostics: of the key, where there is one.
+    pub line: usize,
+    /// The path.
+    pub path: String,
+}
+
+impl<'n> Cursor<'n> {
+    /// The root of a tree, under this path.
+    #[must_use]
+    pub fn root(node: &'n Node, path: &str) -> Self {
+        Self { node, line: node.line, path: path.to_owned() }
+    }
+
+    /// Records an error here.
+    pub fn error(&self, sink: &mut Sink, message: impl Into<String>) {
+        sink.push(Severity::Error, self.line, &self.path, message);
+    }
+
+    /// Records a warning here.
+    pub fn warn(&self, sink: &mut Sink, message: impl Into<String>) {
+        sink.push(Severity::Warning, self.line, &self.path, message);
+    }
+
+    /// Records that a known field is read and has no effect yet.
+    pub fn warn_not_honoured(&self, sink: &mut Sink) {
+        self.warn(sink, "accepted, not honoured yet");
+    }
+
+    /// Path of a field below here.
+    #[must_use]
+    pub fn below(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            key.to_owned()
+        } else if key.contains(['.', '/']) {
+            format!("{}[{}]", self.path, shorten(key))
+        } else {
+            format!("{}.{}", self.path, shorten(key))
+        }
+    }
+
+    fn wrong_type(&self, sink: &mut Sink, wanted: &str) {
+        let hint = match (&self.node.value, wanted) {
+            (Tree::Number { .. } | Tree::Bool(_), "text") => ": put it in quotes",
+            (Tree::Text(text), "a whole number") if text.parse::<i64>().is_ok() => ": drop the quotes",
+            (Tree::Text(_), "true or false") => ": write true or false without quotes",
+            _ => "",
+        };
+        self.error(sink, format!("must be {wanted}, found {}{hint}", self.node.describe()));
+    }
+
+    /// Text.
+    pub fn text(&self, sink: &mut Sink) -> Option<&'n str> {
+        match &self.node.value {
+            Tree::Text(text) => Some(text),
+            _ => {
+                self.wrong_type(sink, "text");
+                None
+            }
+        }
+    }
+
+    /// Text that is one of these.
+    pub fn one_of(&self, sink: &mut Sink, allowed: &[&str]) -> Option<&'n str> {
+        let text = self.text(sink)?;
+        if allowed.contains(&text) {
+            return Some(text);
+        }
+        self.error(sink, format!("must be {}, found {:?}", allowed.join(" or "), shorten(text)));
+        None
+    }
+
+    /// `true` or `false`.
+    pub fn boolean(&self, sink: &mut Sink) -> Option<bool> {
+        match self.node.value {
+            Tree::Bool(value) => Some(value),
+            _ => {
+                self.wrong_type(sink, "true or false");
+                None
+            }
+        }
+    }
+
+    /// A whole number within bounds.
+    pub fn whole(&self, sink: &mut Sink, least: i64, most: i64) -> Option<i64> {
+        match &self.node.value {
+            Tree::Number { whole: Some(whole), .. } if (least..=most).contains(whole) => Some(*whole),
+            Tree::Number { text, .. } => {
+                let kind = if text.contains(['.', 'e', 'E']) { " and whole" } else { "" };
+                self.error(
+                    sink,
+                    format!("must be between {least} and {most}{kind}, found {}", shorten(text)),
+                );
+                None
+            }
+            _ => {
+                self.wrong_type(sink, "a whole number");
+                None
+            }
+        }
+    }
+
+    /// A whole number of pods or replicas: 0 to 2147483647.
+    pub fn count(&self, sink: &mut Sink) -> Option<u32> {
+        self.whole(sink, 0, i64::from(i32::MAX)).and_then(|value| u32::try_from(value).ok())
+    }
+
+    /// The elements of a list, each with its path.
+    pub fn list(&self, sink: &mut Sink) -> Option<Vec<Cursor<'n>>> {
+        match &self.node.value {
+            Tree::List(nodes) => Some(
+                nodes
+                    .iter()
+                    .enumerate()
+                    .map(|(at, node)| Cursor { node, line: node.line, path: format!("{}[{at}]", self.path) })
+                    .collect(),
+            ),
+            _ => {
+                self.wrong_type(sink, "a list");
+                None
+            }
+        }
+    }
+
+    /// The entries of a mapping whose keys are free, each with its path.
+    pub fn entries(&self, sink: &mut Sink) -> Option<Vec<(&'n str, Cursor<'n>)>> {
+        match &self.node.value {
+            Tree::Map(entries) => {
+                Some(entries.iter().map(|entry| (&*entry.key, self.entry_cursor(entry))).collect())
+            }
+            _ => {
+                self.wrong_type(sink, "a mapping");
+                None
+            }
+        }
+    }
+
+    /// The fields of a mapping whose keys are known.
+    pub fn fields(&self, sink: &mut Sink) -> Option<Fields<'n>> {
+        match &self.node.value {
+            Tree::Map(entries) => Some(Fields { cursor: self.clone(), entries, known: Vec::new() }),
+            _ => {
+                self.wrong_type(sink, "a mapping");
+                None
+            }
+        }
+    }
+
+    fn entry_cursor(&self, entry: &'n Entry) -> Cursor<'n> {
+        let line = if entry.line == 0 { entry.node.line } else { entry.line };
+        Cursor { node: &entry.node, line, path: self.below(&entry.key) }
+    }
+
+    /// True for an empty list, an empty mapping, or nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match &self.node.value {
+            Tree::Null => true,
+            Tree::List(nodes) => nodes.is_empty(),
+            Tree::Map(entries) => entries.is_empty(),
+            _ => false,
+        }
+    }
+}
+
+/// The fields of a mapping. Every field that is asked for is known; `finish` warns of the others.
+#[derive(Debug)]
+pub struct Fields<'n> {
+    /// The mapping itself.
+    pub cursor: Cursor<'n>,
+    entries: &'n [Entry],
+    known: Vec<&'static str>,
+}
+
+impl<'n> Fields<'n> {
+    /// A field; `None` where it is absent or null.
+    pub fn get(&mut self, name: &'static str) -> Option<Cursor<'n>> {
+        self.known.push(name);
+        let entry = self.entries.iter().find(|entry| &*entry.key == name)?;
+        (entry.node.value != Tree::Null).then(|| self.cursor.entry_cursor(entry))
+    }
+
+    /// A field that must be there.
+    pub fn required(&mut self, sink: &mut Sink, name: &'static str, allowed: &str) -> Option<Cursor<'n>> {
+        let field = self.get(name);
+        if field.is_none() {
+            let path = self.cursor.below(name);
+            sink.push(Severity::Error, self.cursor.line, &path, format!("missing: must be {allowed}"));
+        }
+        field
+    }
+
+    /// Fields that are known and mean nothing to us.
+    pub fn ignore(&mut self, names: &[&'static str]) {
+        self.known.extend_from_slice(names);
+    }
+
+    /// Known fields that have no effect yet: each one that is there gives a warning.
+    pub fn not_honoured(&mut self, sink: &mut Sink, names: &[&'static str]) {
+        for name in names {
+            if let Some(cursor) = self.get(name)
+                && !cursor.is_empty()
+            {
+                cursor.warn_not_honoured(sink);
+            }
+        }
+    }
+
+    /// Warns of fields that nobody asked for.
+    pub fn finish(self, sink: &mut Sink) {
+        let unknown: Vec<&Entry> =
+            self.entries.iter().filter(|entry| !self.known.contains(&&*entry.key)).collect();
+        for entry in unknown.iter().take(MAX_UNKNOWN_FIELDS) {
+            let hint = closest(&entry.key, self.known.iter().copied())
+                .map_or_else(String::new, |name| format!("; did you mean {name}?"));
+            self.cursor.entry_cursor(entry).warn(sink, format!("unknown field, ignored{hint}"));
+        }
+        if let Some(more) = unknown.len().checked_sub(MAX_UNKNOWN_FIELDS).filter(|more| *more > 0) {
+            self.cursor.warn(sink, format!("{more} more unknown fields, ignored"));
+        }
+    }
+}
+
+/// The candidate that is close enough to `text` to be a slip of the hand.
+pub fn closest<'c>(text: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
+    if text.len() > 80 {
+        return None;
+    }
+    let wanted: Vec<char> = text.to_lowercase().chars().collect();
+    let most = (wanted.len() / 3).clamp(1, 3);
+    candidates
+        .into_iter()
+        .map(|candidate| {
+            (distance(&wanted, &candidate.to_lowercase().chars().collect::<Vec<_>>()), candidate)
+        })
+        .filter(|(distance, _)| *distance <= most)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Number of letters to insert, drop or replace.
+fn distance(first: &[char], second: &[char]) -> usize {
+    let mut row: Vec<usize> = (0..=second.len()).collect();
+    for (at, letter) in first.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = at + 1;
+        for (other_at, other) in second.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != other);
+            diagonal = row[other_at + 1];
+            row[other_at + 1] = replaced.min(row[other_at] + 1).min(diagonal + 1);
+        }
+    }
+    row[second.len()]
+}
