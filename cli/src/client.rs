@@ -71,14 +71,14 @@ impl Endpoints {
     }
 }
 
-/// Where `up` keeps its state unless told otherwise.
+/// Where `up` keeps its state unless told otherwise; the coordinator's own default.
 ///
 /// # Errors
 /// Neither `XDG_STATE_HOME` nor `HOME` is set.
 pub fn default_state_dir() -> Result<PathBuf, Failure> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("XDG_STATE_HOME")
-        .or_else(|| set("HOME").map(|home| home.join(".local/state")))
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
         .map(|folder| folder.join("phalanx"))
         .ok_or_else(|| {
             Failure::new("neither XDG_STATE_HOME nor HOME is set: name the folder with --state-dir")

@@ -1,2 +1,109 @@
-//! Placeholder.
-fn main() {}
+//! Project tasks: `cargo demo`, `cargo xtask sim --seeds N`, `cargo xtask check`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+/// Tasks around the workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", max_term_width = 110)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Build and run the demo; arguments go to `phalanx demo`
+    #[command(disable_help_flag = true)]
+    Demo {
+        /// Arguments of `phalanx demo`, for example --keep
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run the simulation over seeds
+    Sim {
+        /// Number of seeds
+        #[arg(long, default_value_t = 200)]
+        seeds: u64,
+        /// Only this seed, as a failure prints it
+        #[arg(long)]
+        seed: Option<u64>,
+    },
+    /// Formatting, clippy, tidy, and cargo-deny where it is installed
+    Check,
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().task {
+        Task::Demo { arguments } => demo(&arguments),
+        Task::Sim { seeds, seed } => simulate(seeds, seed),
+        Task::Check => check(),
+    }
+}
+
+fn workspace() -> Result<PathBuf> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Ok(own.parent().context("xtask has no folder above it")?.to_owned())
+}
+
+/// The cargo that runs us, in the workspace's folder.
+fn cargo(arguments: &[&str]) -> Result<Command> {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(workspace()?);
+    Ok(command)
+}
+
+fn run(command: &mut Command) -> Result<ExitStatus> {
+    command.status().with_context(|| format!("cannot start {}", command.get_program().display()))
+}
+
+/// Runs a step and fails with its name where it fails.
+fn step(name: &str, command: &mut Command) -> Result<()> {
+    let status = run(command)?;
+    if !status.success() {
+        bail!("{name} failed ({status})");
+    }
+    Ok(())
+}
+
+fn demo(arguments: &[String]) -> Result<()> {
+    let packages = ["phalanx-coordinator", "phalanx-agent", "phalanx-cli", "mock-nvml"];
+    let mut build = cargo(&["build", "--quiet"])?;
+    build.args(packages.iter().flat_map(|package| ["--package", package]));
+    eprintln!("building the demo (the first time takes a few minutes) ...");
+    step("the build", &mut build)?;
+    // We were built into the folder that the build has just filled.
+    let phalanx =
+        std::env::current_exe().context("cannot find the running program")?.with_file_name("phalanx");
+    let mut command = Command::new(phalanx);
+    command.arg("demo").arg("--root").arg(workspace()?).args(arguments);
+    let status = run(&mut command)?;
+    std::process::exit(status.code().unwrap_or(1));
+}
+
+fn simulate(seeds: u64, seed: Option<u64>) -> Result<()> {
+    let mut command = cargo(&["run", "--quiet", "--package", "phalanx-sim", "--"])?;
+    match seed {
+        Some(seed) => command.args(["--seed", &seed.to_string()]),
+        None => command.args(["--seeds", &seeds.to_string()]),
+    };
+    step("the simulation", &mut command)
+}
+
+fn check() -> Result<()> {
+    step("cargo fmt", &mut cargo(&["fmt", "--all", "--check"])?)?;
+    let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    step("cargo clippy", &mut cargo(&clippy)?)?;
+    step("tidy", &mut cargo(&["test", "--quiet", "--package", "phalanx-common", "--test", "tidy"])?)?;
+    let installed = cargo(&["deny", "--version"])?.output().is_ok_and(|output| output.status.success());
+    if installed {
+        step("cargo deny", &mut cargo(&["deny", "check", "licenses", "bans", "sources"])?)
+    } else {
+        eprintln!("cargo-deny is not installed: licences and bans are not checked");
+        Ok(())
+    }
+}
