@@ -169,6 +169,15 @@ fn links_between_documents_lead_somewhere() {
     }));
 }
 
+#[test]
+fn files_that_documents_name_are_there() {
+    let root = workspace();
+    assert_none(files_under(&root, &["md"]).into_iter().map(|path| {
+        let gone = rules::named_files(&read(&path)).into_iter().filter(|name| !root.join(name).exists());
+        (path, gone.map(|name| format!("names {name}, which is not there")).collect())
+    }));
+}
+
 mod rules_can_fail {
     //! Each rule on text that breaks it, beside text that does not.
 
@@ -263,6 +272,8 @@ mod rules_can_fail {
         assert!(rules::all_named(["serde", "0001-a.md"], document, "it").is_empty());
         assert_eq!(rules::all_named(["serde_json"], document, "it").len(), 1);
         assert_eq!(rules::relative_links(document), ["0001-a.md"]);
+        let named = "`a/b.rs` `b.rs` `a/*.rs` ```\nx\n``` a/c.rs `docs/d.md` `cargo run -p a/b.rs`";
+        assert_eq!(rules::named_files(named), ["a/b.rs", "docs/d.md"]);
     }
 
     #[test]

@@ -197,6 +197,18 @@ pub fn relative_links(markdown: &str) -> Vec<String> {
     links
 }
 
+/// Files of the tree that a document names in backticks, with their folders: `common/src/ids.rs`.
+pub fn named_files(markdown: &str) -> Vec<String> {
+    let quoted = markdown.split('`').skip(1).step_by(2);
+    let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-');
+    let known_end =
+        |text: &str| [".rs", ".toml", ".txt", ".md", ".yaml"].iter().any(|end| text.ends_with(end));
+    quoted
+        .filter(|text| text.contains('/') && text.chars().all(letter) && known_end(text))
+        .map(str::to_owned)
+        .collect()
+}
+
 /// Codes of reasons in the source of the deciding machine: `=> "Code"`.
 pub fn reason_codes(source: &str) -> Vec<String> {
     let mut codes = Vec::new();
