@@ -1,3 +1,22 @@
 //! The coordinator's shell: everything around the deciding machine.
+//!
+//! Data flows one way: API and agents -> `Event` -> core -> `Action` -> API and agents. `driver` is the loop in
+//! the middle, `coordinator` puts the parts together.
 
+pub mod admin;
+pub mod agents;
 pub mod api;
+pub mod clock;
+pub mod config;
+pub mod convert;
+pub mod coordinator;
+pub mod driver;
+pub mod jobs;
+pub mod manifest;
+pub mod metrics;
+pub mod progress;
+pub mod recorder;
+pub mod replay;
+pub mod runner;
+pub mod watch;
+pub mod writer;

@@ -28,6 +28,8 @@ pub(crate) const NODE_NAME_IS_OURS: &str =
 pub struct Parsed {
     /// The objects without errors, in the order written.
     pub objects: Vec<Object>,
+    /// Line on which each object begins.
+    pub lines: Vec<usize>,
     /// What was found.
     pub diagnostics: Vec<Diagnostic>,
 }

@@ -24,24 +24,25 @@ pub fn parse(text: &str, file: &str) -> Parsed {
         let message =
             format!("the file has {} bytes; at most {MAX_MANIFEST_BYTES} are read: split it", text.len());
         sink.push(Severity::Error, 1, "", message);
-        return Parsed { objects: Vec::new(), diagnostics: sink.diagnostics };
+        return Parsed { diagnostics: sink.diagnostics, ..Parsed::default() };
     }
     let (documents, errors) = parse_documents(text);
     for error in errors {
         sink.push(Severity::Error, error.line, "", error.message);
     }
-    let mut reader = Reader { sink, objects: Vec::new(), lines: BTreeMap::new() };
+    let mut reader = Reader { sink, objects: Vec::new(), starts: Vec::new(), lines: BTreeMap::new() };
     for document in &documents {
         reader.read_document(document, "", 0);
     }
     let mut diagnostics = reader.sink.diagnostics;
     diagnostics.sort_by_key(|diagnostic| diagnostic.line);
-    Parsed { objects: reader.objects, diagnostics }
+    Parsed { objects: reader.objects, lines: reader.starts, diagnostics }
 }
 
 struct Reader {
     sink: Sink,
     objects: Vec<Object>,
+    starts: Vec<usize>,
     lines: BTreeMap<ObjectKey, usize>,
 }
 
@@ -189,6 +190,7 @@ impl Reader {
             self.lines.insert(key, cursor.line);
         }
         self.objects.push(object);
+        self.starts.push(cursor.line);
     }
 }
 

@@ -1,0 +1,179 @@
+//! The admin interface: health, numbers, state, reasons, and the objects. It asks for no password, so it listens on
+//! loopback unless it is told otherwise. Every error is JSON `{"error": "…"}`.
+
+mod explain;
+mod objects;
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use phalanx_core::view::StateView;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::api::{Api, ApiError};
+use crate::driver::Question;
+use crate::metrics::Metrics;
+use crate::progress::Progress;
+
+/// Largest manifest taken.
+const BODY_BYTES: usize = 4 << 20;
+/// The loop answers between two passes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the handlers share.
+#[derive(Debug)]
+pub struct AdminParts<A> {
+    /// The objects.
+    pub api: A,
+    /// To the loop.
+    pub questions: mpsc::Sender<Question>,
+    /// The numbers.
+    pub metrics: Arc<Metrics>,
+    /// The last notable changes.
+    pub progress: Arc<Progress>,
+    /// True once everything stored was told to the core.
+    pub ready: Arc<AtomicBool>,
+    /// The queue that exists without an object and cannot be deleted.
+    pub default_queue: String,
+}
+
+type Shared<A> = State<Arc<AdminParts<A>>>;
+
+/// The routes.
+pub fn router<A: Api>(parts: AdminParts<A>) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready::<A>))
+        .route("/metrics", get(metrics::<A>))
+        .route("/v1/state", get(state::<A>))
+        .route("/v1/explain/{namespace}/{name}", get(explain::explain::<A>))
+        .route("/v1/events", get(events::<A>))
+        .route("/v1/apply", post(objects::apply::<A>))
+        .route("/v1/delete", post(objects::delete_text::<A>))
+        .route("/v1/objects/{kind}", get(objects::list::<A>))
+        .route("/v1/objects/{kind}/{namespace}/{name}", get(objects::one::<A>).delete(objects::delete::<A>))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(DefaultBodyLimit::max(BODY_BYTES))
+        .with_state(Arc::new(parts))
+}
+
+/// An answer that is an error.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: StatusCode,
+    message: String,
+}
+
+impl Failure {
+    fn new(status: StatusCode, message: impl Display) -> Self {
+        Self { status, message: message.to_string() }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        (self.status, Json(json!({ "error": self.message }))).into_response()
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        let status = match &error {
+            ApiError::NotFound(_) => StatusCode::NOT_FOUND,
+            ApiError::AlreadyExists(_) | ApiError::Conflict(_) => StatusCode::CONFLICT,
+            ApiError::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ApiError::Gone { .. } => StatusCode::GONE,
+            ApiError::Unknown => StatusCode::GATEWAY_TIMEOUT,
+            ApiError::Storage(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, error)
+    }
+}
+
+impl<A: Api> AdminParts<A> {
+    /// Asks the loop.
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, Failure> {
+        let (sender, answer) = oneshot::channel();
+        let asking = async {
+            self.questions.send(question(sender)).await.ok()?;
+            answer.await.ok()
+        };
+        match tokio::time::timeout(ANSWER_TIMEOUT, asking).await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the coordinator is stopping")),
+            Err(_) => Err(Failure::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                "the coordinator did not answer within 5 s; its log may say why",
+            )),
+        }
+    }
+
+    async fn view(&self) -> Result<StateView, Failure> {
+        self.ask(Question::View).await
+    }
+}
+
+async fn ready<A: Api>(State(parts): Shared<A>) -> Result<&'static str, Failure> {
+    if parts.ready.load(Ordering::Acquire) {
+        Ok("ready\n")
+    } else {
+        Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stored objects are still being read"))
+    }
+}
+
+async fn metrics<A: Api>(State(parts): Shared<A>) -> Result<Response, Failure> {
+    // The numbers are worth having even where the loop does not answer.
+    let view = parts.view().await.ok();
+    let text = parts
+        .metrics
+        .text(view.as_ref())
+        .map_err(|error| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+    let form = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, form)], text).into_response())
+}
+
+async fn state<A: Api>(State(parts): Shared<A>) -> Result<Json<StateView>, Failure> {
+    parts.view().await.map(Json)
+}
+
+#[derive(Deserialize)]
+struct After {
+    #[serde(default)]
+    after: u64,
+}
+
+/// Entries after a number, and the number to ask for next.
+async fn events<A: Api>(
+    State(parts): Shared<A>,
+    after: Result<Query<After>, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, Failure> {
+    let Query(After { after }) = after.map_err(|error| Failure::new(StatusCode::BAD_REQUEST, error))?;
+    let events = parts.progress.after(after);
+    let last = events.last().map_or(after, |entry| entry.number);
+    Ok(Json(json!({ "events": events, "last": last })).into_response())
+}
+
+async fn no_such_path(uri: axum::http::Uri) -> Failure {
+    Failure::new(
+        StatusCode::NOT_FOUND,
+        format!(
+            "no such path {:?}; there are /healthz, /readyz, /metrics, /v1/state, /v1/events, /v1/apply, \
+             /v1/explain/NAMESPACE/NAME and /v1/objects/KIND[/NAMESPACE/NAME]",
+            uri.path()
+        ),
+    )
+}
+
+async fn no_such_method(method: axum::http::Method, uri: axum::http::Uri) -> Failure {
+    Failure::new(StatusCode::METHOD_NOT_ALLOWED, format!("{:?} does not answer {method}", uri.path()))
+}

@@ -1,0 +1,237 @@
+//! The QUIC server: who is let in, as whom, and how messages go both ways.
+//!
+//! Each connection has one task that reads and one that writes. The reader waits for the driver where that is
+//! busy; nobody waits for a slow agent: its queue is bounded, and a full one ends the connection.
+
+mod session;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use phalanx_common::ids::{ClusterId, LeaseId, NodeName, PodUid, Term};
+use phalanx_common::wire::{FromAgent, Hello, ToAgent};
+use quinn::{Connection, Endpoint, VarInt};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::metrics::Metrics;
+
+/// Handshakes in flight, Hello included. More wait in the endpoint: a coordinator that comes back must not be
+/// overrun by a thousand agents, nor held up by a few that say nothing.
+const HANDSHAKES: usize = 256;
+/// From the first packet to the Hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// An agent sends a heartbeat every two seconds.
+const SILENCE: Duration = Duration::from_secs(6);
+/// Messages that wait for one agent. A gang's pods on one node make a few dozen.
+const OUTBOX_MESSAGES: usize = 256;
+/// How long a rejected agent has to read why.
+const REJECTION: Duration = Duration::from_secs(1);
+
+/// Codes of connections that the coordinator ends.
+mod code {
+    pub(super) const STOPPING: u32 = 0;
+    pub(super) const REJECTED: u32 = 1;
+    pub(super) const SLOW: u32 = 2;
+    pub(super) const SILENT: u32 = 3;
+    pub(super) const INVALID: u32 = 4;
+    pub(super) const REPLACED: u32 = 5;
+}
+
+/// What happens at the agents, for the driver.
+#[derive(Debug)]
+pub enum AgentInput {
+    /// An agent was let in.
+    Connected {
+        /// Number of the connection.
+        session: u64,
+        /// What the agent told; of an agent of another cluster only what its node has.
+        hello: Box<Hello>,
+        /// Where messages to it go.
+        outbox: Outbox,
+    },
+    /// Its connection has ended.
+    Gone {
+        /// The node.
+        node: NodeName,
+        /// The connection.
+        session: u64,
+    },
+    /// It said something that the core must know.
+    Said {
+        /// The node.
+        node: NodeName,
+        /// The connection.
+        session: u64,
+        /// The message.
+        message: Box<FromAgent>,
+    },
+}
+
+/// What agents tell of pods: in standalone mode they stand for the kubelet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodReport {
+    /// An agent was let in, with these leases; all others of its node are gone.
+    Connected {
+        /// The node.
+        node: NodeName,
+        /// Its leases.
+        leases: Vec<LeaseId>,
+    },
+    /// A pod was started.
+    Started {
+        /// The node.
+        node: NodeName,
+        /// The pod.
+        pod: PodUid,
+    },
+    /// A pod has ended by itself.
+    Ended {
+        /// The node.
+        node: NodeName,
+        /// The pod.
+        pod: PodUid,
+        /// It ended well.
+        succeeded: bool,
+    },
+    /// A pod was stopped on request and is gone.
+    Stopped {
+        /// The node.
+        node: NodeName,
+        /// The pod.
+        pod: PodUid,
+    },
+    /// A lease is gone: nothing of its pod runs.
+    LeaseGone {
+        /// The node.
+        node: NodeName,
+        /// The lease.
+        lease: LeaseId,
+    },
+}
+
+/// The queue to one agent.
+#[derive(Clone, Debug)]
+pub struct Outbox {
+    messages: mpsc::Sender<ToAgent>,
+    connection: Connection,
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotSent {
+    /// The connection has ended.
+    Gone,
+    /// The agent is too slow; its connection was ended.
+    Slow,
+}
+
+impl Outbox {
+    /// Puts a message into the queue; never waits.
+    ///
+    /// # Errors
+    /// The connection has ended, or ends now because the queue is full.
+    pub fn send(&self, message: ToAgent) -> Result<(), NotSent> {
+        self.messages.try_send(message).map_err(|error| match error {
+            mpsc::error::TrySendError::Closed(_) => NotSent::Gone,
+            mpsc::error::TrySendError::Full(_) => {
+                self.connection.close(VarInt::from_u32(code::SLOW), b"messages are taken too slowly");
+                NotSent::Slow
+            }
+        })
+    }
+
+    /// Ends the connection because the node has a newer one.
+    pub fn replaced(&self) {
+        self.connection.close(VarInt::from_u32(code::REPLACED), b"the node has a newer connection");
+    }
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Shared {
+    cluster: ClusterId,
+    term: watch::Receiver<Term>,
+    sessions: AtomicU64,
+    driver: mpsc::Sender<AgentInput>,
+    pods: mpsc::Sender<PodReport>,
+    metrics: Arc<Metrics>,
+}
+
+/// The server; dropping it leaves the connections to their ends, `stop` ends them.
+#[derive(Debug)]
+pub struct AgentServer {
+    endpoint: Endpoint,
+    accepting: JoinHandle<()>,
+}
+
+/// What the server needs to know and where it tells.
+#[derive(Debug)]
+pub struct AgentServerParts {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The leader's term, for the Welcome.
+    pub term: watch::Receiver<Term>,
+    /// To the driver; bounded by its maker.
+    pub driver: mpsc::Sender<AgentInput>,
+    /// To what stands for the kubelet; bounded by its maker.
+    pub pods: mpsc::Sender<PodReport>,
+    /// The numbers.
+    pub metrics: Arc<Metrics>,
+}
+
+impl AgentServer {
+    /// Lets agents in from now on.
+    #[must_use]
+    pub fn start(endpoint: Endpoint, parts: AgentServerParts) -> Self {
+        let AgentServerParts { cluster, term, driver, pods, metrics } = parts;
+        let sessions = AtomicU64::new(1);
+        let shared = Arc::new(Shared { cluster, term, sessions, driver, pods, metrics });
+        let accepting = tokio::spawn(accept(endpoint.clone(), shared));
+        Self { endpoint, accepting }
+    }
+
+    /// Address agents dial; `None` where the system does not say.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.endpoint.local_addr().ok()
+    }
+
+    /// Ends all connections, and waits a moment until the agents know.
+    pub async fn stop(self) {
+        self.accepting.abort();
+        self.endpoint.close(VarInt::from_u32(code::STOPPING), b"the coordinator stops");
+        let _ = tokio::time::timeout(REJECTION, self.endpoint.wait_idle()).await;
+    }
+}
+
+async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    while let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await {
+        let Some(incoming) = endpoint.accept().await else {
+            return;
+        };
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move {
+            let address = incoming.remote_address();
+            let admitted = tokio::time::timeout(HELLO_TIMEOUT, session::admit(incoming, &shared)).await;
+            drop(permit);
+            match admitted {
+                Ok(Ok(session)) => session.run(&shared).await,
+                Ok(Err(refusal)) => refusal.tell(address, &shared).await,
+                Err(_) => {
+                    shared.metrics.reject("silent");
+                    tracing::warn!(%address, "no Hello within 5 s: the connection is dropped");
+                }
+            }
+        });
+    }
+}
+
+impl Shared {
+    fn next_session(&self) -> u64 {
+        self.sessions.fetch_add(1, Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,233 @@
+//! One agent's connection: admission, then messages both ways until it ends.
+
+use std::net::SocketAddr;
+
+use phalanx_common::ids::{NodeName, Term};
+use phalanx_common::topology::InventoryError;
+use phalanx_common::wire::{FromAgent, Hello, LeaseState, OLDEST_VERSION, ToAgent, VERSION, codec};
+use phalanx_transport::{ControlReader, ControlWriter, FrameError, accept_control, peer_node_name};
+use quinn::{Connection, Incoming, VarInt};
+use tokio::sync::mpsc;
+
+use super::{AgentInput, OUTBOX_MESSAGES, Outbox, PodReport, REJECTION, SILENCE, Shared, code};
+
+/// An agent that was let in.
+pub(super) struct Session {
+    number: u64,
+    hello: Box<Hello>,
+    connection: Connection,
+    reader: ControlReader,
+    writer: ControlWriter,
+}
+
+/// An agent that was not let in.
+pub(super) struct Refusal {
+    cause: &'static str,
+    message: String,
+    /// Where the answer can still be written.
+    answer: Option<(Connection, ControlWriter)>,
+}
+
+impl Refusal {
+    fn silent(cause: &'static str, message: impl ToString) -> Self {
+        Self { cause, message: message.to_string(), answer: None }
+    }
+
+    /// Counts it, logs it, and tells the agent why where that is possible.
+    pub(super) async fn tell(self, address: SocketAddr, shared: &Shared) {
+        shared.metrics.reject(self.cause);
+        tracing::warn!(%address, cause = self.cause, "an agent was not let in: {}", self.message);
+        let Some((connection, mut writer)) = self.answer else {
+            return;
+        };
+        let message = ToAgent::Rejected { message: self.message };
+        let telling = async {
+            writer.send(&message).await?;
+            writer.finish().await?;
+            // The agent closes when it has read the answer; closing first could overtake it.
+            connection.closed().await;
+            Ok::<(), FrameError>(())
+        };
+        let _ = tokio::time::timeout(REJECTION, telling).await;
+        connection.close(VarInt::from_u32(code::REJECTED), b"rejected");
+    }
+}
+
+/// Handshake, identity, Hello and its checks, Welcome.
+pub(super) async fn admit(incoming: Incoming, shared: &Shared) -> Result<Session, Refusal> {
+    let connection = incoming.await.map_err(|error| Refusal::silent("handshake", error))?;
+    let node = peer_node_name(&connection).map_err(|error| {
+        connection.close(VarInt::from_u32(code::REJECTED), error.to_string().as_bytes());
+        Refusal::silent("certificate", error)
+    })?;
+    let (mut reader, mut writer) =
+        accept_control(&connection).await.map_err(|error| Refusal::silent("handshake", error))?;
+    let first = reader.next::<FromAgent>().await;
+    match check(first, &node) {
+        Err((cause, message)) => Err(Refusal { cause, message, answer: Some((connection, writer)) }),
+        Ok((mut hello, version)) => {
+            let welcome =
+                ToAgent::Welcome { version, cluster: shared.cluster.clone(), term: *shared.term.borrow() };
+            writer.send(&welcome).await.map_err(|error| Refusal::silent("handshake", error))?;
+            writer.set_version(version);
+            if hello.cluster.as_ref().is_some_and(|cluster| *cluster != shared.cluster) {
+                // At the Welcome the agent sets the other cluster's state aside: none of it counts here.
+                tracing::info!(%node, "the agent comes from another cluster and starts clean");
+                hello.leases.clear();
+                hello.highest_term = Term::default();
+            }
+            Ok(Session { number: shared.next_session(), hello, connection, reader, writer })
+        }
+    }
+}
+
+type Checked = Result<(Box<Hello>, u16), (&'static str, String)>;
+
+/// Whether the first message is a Hello that can be taken.
+fn check(first: Result<Option<FromAgent>, FrameError>, node: &NodeName) -> Checked {
+    let hello = match first {
+        Ok(Some(FromAgent::Hello(hello))) => hello,
+        Ok(Some(_)) => {
+            return Err(("not-hello", "the first message of a connection must be Hello".to_owned()));
+        }
+        Ok(None) => return Err(("not-hello", "the control stream ended before a Hello".to_owned())),
+        Err(error) => return Err(("frame", format!("the first message cannot be read: {error}"))),
+    };
+    if hello.node != *node {
+        let asked = &hello.node;
+        return Err((
+            "node-name",
+            format!(
+                "Hello names node {asked}, and the certificate is for node {node}: start the agent with \
+                 --node {node}, or issue a certificate with `phalanx-coordinator issue-agent --node {asked}`"
+            ),
+        ));
+    }
+    let Some(version) = codec::agree(hello.oldest_version, hello.newest_version) else {
+        return Err((
+            "version",
+            format!(
+                "the agent speaks message versions {} to {}, this coordinator {OLDEST_VERSION} to {VERSION}: \
+                 upgrade the older of the two",
+                hello.oldest_version, hello.newest_version
+            ),
+        ));
+    };
+    if let Err(error) = hello.inventory.check() {
+        return Err(("inventory", format!("the inventory of node {node} cannot be used: {error}")));
+    }
+    Ok((Box::new(hello), version))
+}
+
+impl Session {
+    /// Tells the driver, then carries messages until the connection ends.
+    pub(super) async fn run(self, shared: &Shared) {
+        let Self { number, hello, connection, reader, writer } = self;
+        let node = hello.node.clone();
+        let leases = hello.leases.iter().map(|report| report.lease).collect();
+        let (messages, outgoing) = mpsc::channel(OUTBOX_MESSAGES);
+        let outbox = Outbox { messages, connection: connection.clone() };
+        let _ = shared.pods.send(PodReport::Connected { node: node.clone(), leases }).await;
+        if shared.driver.send(AgentInput::Connected { session: number, hello, outbox }).await.is_err() {
+            return;
+        }
+        shared.metrics.agents.inc();
+        tracing::info!(%node, session = number, address = %connection.remote_address(), "an agent is connected");
+        let writing = tokio::spawn(write(outgoing, writer));
+        let why = read(reader, &node, number, shared).await;
+        if let Ending::Close(code, why) = &why {
+            connection.close(VarInt::from_u32(*code), why.as_bytes());
+        }
+        writing.abort();
+        shared.metrics.agents.dec();
+        tracing::info!(%node, session = number, "the agent's connection has ended: {why}");
+        let _ = shared.driver.send(AgentInput::Gone { node, session: number }).await;
+    }
+}
+
+/// Why reading ended.
+enum Ending {
+    /// The other side, or the driver, ended the connection.
+    Ended(String),
+    /// The connection is to be closed with this code.
+    Close(u32, String),
+}
+
+impl std::fmt::Display for Ending {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ended(why) | Self::Close(_, why) => formatter.write_str(why),
+        }
+    }
+}
+
+async fn write(mut outgoing: mpsc::Receiver<ToAgent>, mut writer: ControlWriter) {
+    while let Some(message) = outgoing.recv().await {
+        if let Err(error) = writer.send(&message).await {
+            tracing::debug!(%error, "a message could not be written");
+            return;
+        }
+    }
+}
+
+async fn read(mut reader: ControlReader, node: &NodeName, session: u64, shared: &Shared) -> Ending {
+    loop {
+        let message = match tokio::time::timeout(SILENCE, reader.next::<FromAgent>()).await {
+            Err(_) => return Ending::Close(code::SILENT, "nothing was heard for 6 s".to_owned()),
+            Ok(Ok(None)) => return Ending::Close(code::INVALID, "the control stream has ended".to_owned()),
+            Ok(Ok(Some(message))) => message,
+            Ok(Err(FrameError::Stream(error))) => return Ending::Ended(error.to_string()),
+            Ok(Err(error)) => return Ending::Close(code::INVALID, error.to_string()),
+        };
+        if let Err(error) = check_inventory(&message) {
+            return Ending::Close(code::INVALID, format!("its inventory cannot be used: {error}"));
+        }
+        if forward(message, node, session, shared).await.is_err() {
+            return Ending::Close(code::STOPPING, "the coordinator stops".to_owned());
+        }
+    }
+}
+
+fn check_inventory(message: &FromAgent) -> Result<(), InventoryError> {
+    match message {
+        FromAgent::Inventory(inventory) => inventory.check(),
+        FromAgent::Refused { inventory, .. } => inventory.check(),
+        _ => Ok(()),
+    }
+}
+
+struct Stopped;
+
+/// Sends a message where it belongs. Heartbeats have done their work by arriving.
+async fn forward(message: FromAgent, node: &NodeName, session: u64, shared: &Shared) -> Result<(), Stopped> {
+    let node = node.clone();
+    let report = match &message {
+        FromAgent::Heartbeat => return Ok(()),
+        FromAgent::Hello(_) => {
+            tracing::debug!(%node, "a second Hello is ignored");
+            return Ok(());
+        }
+        FromAgent::PodStarted { pod } => PodReport::Started { node, pod: pod.clone() },
+        FromAgent::PodEnded { pod, succeeded } => {
+            PodReport::Ended { node, pod: pod.clone(), succeeded: *succeeded }
+        }
+        FromAgent::PodStopped { pod } => PodReport::Stopped { node, pod: pod.clone() },
+        FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
+            let report = PodReport::LeaseGone { node: node.clone(), lease: *lease };
+            tell_driver(message, node, session, shared).await?;
+            report
+        }
+        _ => return tell_driver(message, node, session, shared).await,
+    };
+    shared.pods.send(report).await.map_err(|_| Stopped)
+}
+
+async fn tell_driver(
+    message: FromAgent,
+    node: NodeName,
+    session: u64,
+    shared: &Shared,
+) -> Result<(), Stopped> {
+    let input = AgentInput::Said { node, session, message: Box::new(message) };
+    shared.driver.send(input).await.map_err(|_| Stopped)
+}

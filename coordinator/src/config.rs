@@ -1,0 +1,548 @@
+//! Configuration: a TOML file, overridden by flags. Every value is checked, and a wrong one is named with
+//! where it stands, what is allowed and what was found.
+
+mod values;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use phalanx_common::units::Millis;
+use phalanx_core::Settings;
+use thiserror::Error;
+
+use self::values::{Place, Values};
+use crate::recorder::RecordingLimits;
+
+/// Where agents dial when nothing else is said.
+pub const DEFAULT_LISTEN: &str = "127.0.0.1:7410";
+/// Where the admin interface answers when nothing else is said.
+pub const DEFAULT_ADMIN: &str = "127.0.0.1:7411";
+
+/// Form of the log lines on stderr.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// A coordinator's configuration, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Directory of everything that is kept: objects, authority, recordings.
+    pub state_dir: PathBuf,
+    /// UDP address that agents dial; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// TCP address of the admin interface; port 0 takes a free one.
+    pub admin: SocketAddr,
+    /// Form of the log.
+    pub log_format: LogFormat,
+    /// The policy's numbers.
+    pub settings: Settings,
+    /// Bounds of the recording.
+    pub recording: RecordingLimits,
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: cannot be read: {source}; give an existing file with --config, or leave the flag out")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("{path}:{line}: is not valid TOML: {message}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What the reader says.
+        message: String,
+    },
+    /// A key that does not exist.
+    #[error("{path}:{line}: unknown key {key:?}{hint}; known keys: {known}")]
+    UnknownKey {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// The key.
+        key: String,
+        /// `, did you mean "…"`, or nothing.
+        hint: String,
+        /// All keys.
+        known: String,
+    },
+    /// A value that is not allowed.
+    #[error("{place}: must be {expected}, found {found:?}")]
+    Value {
+        /// `--flag`, or `FILE:LINE: key`.
+        place: String,
+        /// What is allowed.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+    /// There is no default for the state directory.
+    #[error("--state-dir: is not given, and neither XDG_STATE_HOME nor HOME is set; name a directory")]
+    NoStateDir,
+}
+
+/// The flags of `run`. Each is also a key of the configuration file, without the dashes in front.
+#[derive(Args, Clone, Debug, Default)]
+pub struct RunArguments {
+    /// TOML file with the same keys as these flags; flags win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Directory for objects, certificates and recordings [default: $XDG_STATE_HOME/phalanx, else ~/.local/state/phalanx]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<String>,
+    /// UDP address that agents dial; port 0 takes a free one [default: 127.0.0.1:7410]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<String>,
+    /// TCP address of the admin interface; port 0 takes a free one [default: 127.0.0.1:7411]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub admin: Option<String>,
+    /// Let the admin interface, which asks for no password, listen on an address others can reach
+    #[arg(long)]
+    pub admin_allow_remote: bool,
+    /// Form of the log: text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// An agent's promise ends after this unless it is armed [default: 10s]
+    #[arg(long, value_name = "DURATION")]
+    pub reservation: Option<String>,
+    /// A plan not wholly confirmed by then is dropped; below --reservation [default: 5s]
+    #[arg(long, value_name = "DURATION")]
+    pub confirm_timeout: Option<String>,
+    /// A committed gang not wholly bound by then is rolled back [default: 120s]
+    #[arg(long, value_name = "DURATION")]
+    pub binding_deadline: Option<String>,
+    /// An unanswered message to an agent is sent again after this [default: 1s]
+    #[arg(long, value_name = "DURATION")]
+    pub resend: Option<String>,
+    /// Refusals in a row after which a node takes no new pods for a while [default: 3]
+    #[arg(long, value_name = "NUMBER")]
+    pub refusal_budget: Option<String>,
+    /// How long such a node takes none [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    pub quarantine: Option<String>,
+    /// Placement attempts per gang and minute [default: 30]
+    #[arg(long, value_name = "NUMBER")]
+    pub attempts_per_minute: Option<String>,
+    /// Queue of gangs that name none [default: default]
+    #[arg(long, value_name = "NAME")]
+    pub default_queue: Option<String>,
+    /// How long the first decisions after a start wait for agents that plans name [default: 5s]
+    #[arg(long, value_name = "DURATION")]
+    pub settle: Option<String>,
+    /// A recording goes on in a new file after this many MiB [default: 64]
+    #[arg(long, value_name = "NUMBER")]
+    pub recording_file_mib: Option<String>,
+    /// Recording files that are kept [default: 8]
+    #[arg(long, value_name = "NUMBER")]
+    pub recording_files: Option<String>,
+}
+
+/// All keys, in the order of the flags.
+pub(crate) const KEYS: [&str; 16] = [
+    "state-dir",
+    "listen",
+    "admin",
+    "admin-allow-remote",
+    "log-format",
+    "reservation",
+    "confirm-timeout",
+    "binding-deadline",
+    "resend",
+    "refusal-budget",
+    "quarantine",
+    "attempts-per-minute",
+    "default-queue",
+    "settle",
+    "recording-file-mib",
+    "recording-files",
+];
+
+impl RunArguments {
+    fn flags(&self) -> [(&'static str, Option<String>); 16] {
+        let remote = self.admin_allow_remote.then(|| "true".to_owned());
+        [
+            ("state-dir", self.state_dir.clone()),
+            ("listen", self.listen.clone()),
+            ("admin", self.admin.clone()),
+            ("admin-allow-remote", remote),
+            ("log-format", self.log_format.clone()),
+            ("reservation", self.reservation.clone()),
+            ("confirm-timeout", self.confirm_timeout.clone()),
+            ("binding-deadline", self.binding_deadline.clone()),
+            ("resend", self.resend.clone()),
+            ("refusal-budget", self.refusal_budget.clone()),
+            ("quarantine", self.quarantine.clone()),
+            ("attempts-per-minute", self.attempts_per_minute.clone()),
+            ("default-queue", self.default_queue.clone()),
+            ("settle", self.settle.clone()),
+            ("recording-file-mib", self.recording_file_mib.clone()),
+            ("recording-files", self.recording_files.clone()),
+        ]
+    }
+
+    /// Reads the file, lays the flags over it and checks everything.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its place and what is allowed.
+    pub fn resolve(&self) -> Result<Config, ConfigError> {
+        let mut values = match &self.config {
+            Some(path) => Values::read(path)?,
+            None => Values::default(),
+        };
+        for (key, text) in self.flags() {
+            if let Some(text) = text {
+                values.set(key, text, Place::Flag);
+            }
+        }
+        let state_dir = state_dir(&values)?;
+        let listen = values.address("listen", DEFAULT_LISTEN)?;
+        let admin = values.address("admin", DEFAULT_ADMIN)?;
+        let allow_remote = values.boolean("admin-allow-remote", false)?;
+        if !admin.ip().is_loopback() && !allow_remote {
+            return Err(values.error(
+                "admin",
+                "a loopback address such as 127.0.0.1:7411, because the interface asks for no password \
+                 (admin-allow-remote lifts this)",
+            ));
+        }
+        let log_format = match values.text("log-format") {
+            None | Some("text") => LogFormat::Text,
+            Some("json") => LogFormat::Json,
+            Some(_) => return Err(values.error("log-format", "text or json")),
+        };
+        let recording = RecordingLimits {
+            file_bytes: values.number("recording-file-mib", 64, 1, 4096)? << 20,
+            files: values.number("recording-files", 8, 2, 1000)?,
+        };
+        Ok(Config { state_dir, listen, admin, log_format, settings: settings(&values)?, recording })
+    }
+}
+
+fn settings(values: &Values) -> Result<Settings, ConfigError> {
+    let default = Settings::default();
+    let second = Millis::from_seconds(1);
+    let minutes = |count: u64| Millis::from_seconds(count * 60);
+    let settings = Settings {
+        reservation_ms: values.duration("reservation", default.reservation_ms, second, minutes(10))?,
+        confirm_timeout_ms: values.duration(
+            "confirm-timeout",
+            default.confirm_timeout_ms,
+            Millis(100),
+            minutes(10),
+        )?,
+        binding_deadline_ms: values.duration(
+            "binding-deadline",
+            default.binding_deadline_ms,
+            second,
+            minutes(60),
+        )?,
+        resend_ms: values.duration("resend", default.resend_ms, Millis(50), minutes(1))?,
+        refusal_budget: values.number("refusal-budget", default.refusal_budget.into(), 1, 1000)? as u32,
+        quarantine_ms: values.duration("quarantine", default.quarantine_ms, second, minutes(60))?,
+        attempts_per_minute: values.number(
+            "attempts-per-minute",
+            default.attempts_per_minute.into(),
+            1,
+            6000,
+        )? as u32,
+        default_queue: values.name("default-queue", &default.default_queue)?,
+        settle_ms: values.duration("settle", default.settle_ms, Millis(0), minutes(5))?,
+    };
+    if settings.confirm_timeout_ms >= settings.reservation_ms {
+        // Blame the one that was set: the other is a default the operator may not know.
+        return Err(if values.text("confirm-timeout").is_some() {
+            let limit = values::shown(settings.reservation_ms);
+            values.error("confirm-timeout", &format!("below reservation, which is {limit}"))
+        } else {
+            let limit = values::shown(settings.confirm_timeout_ms);
+            values.error("reservation", &format!("above confirm-timeout, which is {limit}"))
+        });
+    }
+    Ok(settings)
+}
+
+fn state_dir(values: &Values) -> Result<PathBuf, ConfigError> {
+    match values.text("state-dir") {
+        Some("") => Err(values.error("state-dir", "the path of a directory")),
+        Some(text) => Ok(PathBuf::from(text)),
+        None => default_state_dir().ok_or(ConfigError::NoStateDir),
+    }
+}
+
+/// The state directory when none is named: the CLI looks in the same place.
+#[must_use]
+pub fn default_state_dir() -> Option<PathBuf> {
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| Path::is_absolute(path));
+    absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .map(|state| state.join("phalanx"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(set: impl FnOnce(&mut RunArguments)) -> Result<Config, ConfigError> {
+        let mut arguments =
+            RunArguments { state_dir: Some("/var/lib/phalanx".to_owned()), ..RunArguments::default() };
+        set(&mut arguments);
+        arguments.resolve()
+    }
+
+    fn flag_error(set: impl FnOnce(&mut RunArguments)) -> String {
+        flags(set).unwrap_err().to_string()
+    }
+
+    /// Resolves a file's text; the file's name in errors is `FILE`.
+    fn file(text: &str) -> Result<Config, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("phalanx.toml");
+        std::fs::write(&path, text).unwrap();
+        let resolved = flags(|arguments| arguments.config = Some(path.clone()));
+        resolved.map_err(|error| error.to_string().replace(path.to_str().unwrap(), "FILE"))
+    }
+
+    #[test]
+    fn without_anything_the_defaults_hold() {
+        let config = flags(|_| {}).unwrap();
+        assert_eq!(config.settings, Settings::default());
+        assert_eq!(config.listen.to_string(), DEFAULT_LISTEN);
+        assert_eq!(config.admin.to_string(), DEFAULT_ADMIN);
+        assert_eq!(config.log_format, LogFormat::Text);
+        assert_eq!(config.recording, RecordingLimits::default());
+    }
+
+    #[test]
+    fn every_key_of_a_file_is_read() {
+        let config = file(
+            "state-dir = \"/srv\"\nlisten = \"0.0.0.0:1\"\nadmin = \"0.0.0.0:2\"\nadmin-allow-remote = true\n\
+             log-format = \"json\"\nreservation = \"20s\"\nconfirm-timeout = \"9s\"\nbinding-deadline = \"2m\"\n\
+             resend = \"500ms\"\nrefusal-budget = 4\nquarantine = \"1m\"\nattempts-per-minute = 7\n\
+             default-queue = \"team-a\"\nsettle = \"0s\"\nrecording-file-mib = 1\nrecording-files = 2\n",
+        )
+        .unwrap();
+        let settings = Settings {
+            reservation_ms: Millis(20_000),
+            confirm_timeout_ms: Millis(9_000),
+            binding_deadline_ms: Millis(120_000),
+            resend_ms: Millis(500),
+            refusal_budget: 4,
+            quarantine_ms: Millis(60_000),
+            attempts_per_minute: 7,
+            default_queue: "team-a".to_owned(),
+            settle_ms: Millis(0),
+        };
+        assert_eq!(config.settings, settings);
+        // The flag of the helper wins over the file.
+        assert_eq!(config.state_dir, PathBuf::from("/var/lib/phalanx"));
+        assert_eq!((config.listen.port(), config.admin.port()), (1, 2));
+        assert_eq!(config.log_format, LogFormat::Json);
+        assert_eq!(config.recording, RecordingLimits { file_bytes: 1 << 20, files: 2 });
+        for key in KEYS {
+            assert!(RunArguments::default().flags().iter().any(|(flag, _)| *flag == key), "{key}");
+        }
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("phalanx.toml");
+        std::fs::write(&path, "reservation = \"20s\"\nsettle = \"1s\"\n").unwrap();
+        let config = flags(|arguments| {
+            arguments.config = Some(path);
+            arguments.reservation = Some("30s".to_owned());
+        });
+        let settings = config.unwrap().settings;
+        assert_eq!((settings.reservation_ms, settings.settle_ms), (Millis(30_000), Millis(1_000)));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = flag_error(|arguments| arguments.config = Some("/nowhere/phalanx.toml".into()));
+        assert_eq!(
+            error,
+            "/nowhere/phalanx.toml: cannot be read: No such file or directory (os error 2); give an existing file \
+             with --config, or leave the flag out"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_not_toml_is_named_with_its_line() {
+        let error = file("reservation = \"10s\"\nsettle = = 1\n").unwrap_err();
+        assert!(error.starts_with("FILE:2: is not valid TOML: "), "{error}");
+        let error = file("reservation = 10.5\n").unwrap_err();
+        assert!(
+            error.starts_with("FILE:1: is not valid TOML: ")
+                && error.contains("a text, a whole number, true or false"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line_and_the_near_one() {
+        let known = KEYS.join(", ");
+        assert_eq!(
+            file("settle = \"1s\"\nreservatoin = \"10s\"\n").unwrap_err(),
+            format!("FILE:2: unknown key \"reservatoin\", did you mean \"reservation\"; known keys: {known}")
+        );
+        assert_eq!(
+            file("\n\nbinding_deadline = \"10s\"\n").unwrap_err(),
+            format!(
+                "FILE:3: unknown key \"binding_deadline\", did you mean \"binding-deadline\"; known keys: {known}"
+            )
+        );
+        assert_eq!(
+            file("weight = 1\n").unwrap_err(),
+            format!("FILE:1: unknown key \"weight\"; known keys: {known}")
+        );
+    }
+
+    #[test]
+    fn listen_must_be_an_address() {
+        assert_eq!(
+            flag_error(|arguments| arguments.listen = Some("localhost:7410".to_owned())),
+            "--listen: must be an IP address and a port such as 127.0.0.1:7410 or [::1]:0, found \
+             \"localhost:7410\""
+        );
+    }
+
+    #[test]
+    fn admin_must_be_loopback_unless_allowed() {
+        let expected = "--admin: must be a loopback address such as 127.0.0.1:7411, because the interface asks \
+                        for no password (admin-allow-remote lifts this), found \"0.0.0.0:7411\"";
+        assert_eq!(flag_error(|arguments| arguments.admin = Some("0.0.0.0:7411".to_owned())), expected);
+        let allowed = flags(|arguments| {
+            arguments.admin = Some("0.0.0.0:7411".to_owned());
+            arguments.admin_allow_remote = true;
+        });
+        assert_eq!(allowed.unwrap().admin.to_string(), "0.0.0.0:7411");
+        assert_eq!(
+            flag_error(|arguments| arguments.admin = Some("7411".to_owned())),
+            "--admin: must be an IP address and a port such as 127.0.0.1:7411 or [::1]:0, found \"7411\""
+        );
+    }
+
+    #[test]
+    fn admin_allow_remote_must_be_true_or_false() {
+        assert_eq!(
+            file("admin-allow-remote = 1\n").unwrap_err(),
+            "FILE:1: admin-allow-remote: must be true or false, found \"1\""
+        );
+    }
+
+    #[test]
+    fn state_dir_must_not_be_empty() {
+        assert_eq!(
+            flag_error(|arguments| arguments.state_dir = Some(String::new())),
+            "--state-dir: must be the path of a directory, found \"\""
+        );
+    }
+
+    #[test]
+    fn log_format_must_be_known() {
+        assert_eq!(
+            flag_error(|arguments| arguments.log_format = Some("xml".to_owned())),
+            "--log-format: must be text or json, found \"xml\""
+        );
+    }
+
+    #[test]
+    fn reservation_must_be_a_duration_in_its_range() {
+        let expected = |found: &str| {
+            format!("--reservation: must be a duration from 1s to 10m such as 10s, found {found:?}")
+        };
+        for wrong in ["0s", "10", "ten", "", "11m", "-1s", "99999999999999999999s"] {
+            let error = flag_error(|arguments| arguments.reservation = Some(wrong.to_owned()));
+            assert_eq!(error, expected(wrong));
+        }
+        assert_eq!(
+            file("settle = \"1s\"\n\nreservation = 10\n").unwrap_err(),
+            "FILE:3: reservation: must be a duration from 1s to 10m such as 10s, found \"10\""
+        );
+    }
+
+    #[test]
+    fn confirm_timeout_must_be_below_reservation() {
+        assert_eq!(
+            flag_error(|arguments| arguments.confirm_timeout = Some("10s".to_owned())),
+            "--confirm-timeout: must be below reservation, which is 10s, found \"10s\""
+        );
+        assert_eq!(
+            flag_error(|arguments| arguments.reservation = Some("4s".to_owned())),
+            "--reservation: must be above confirm-timeout, which is 5s, found \"4s\""
+        );
+        assert_eq!(
+            flag_error(|arguments| arguments.confirm_timeout = Some("1ms".to_owned())),
+            "--confirm-timeout: must be a duration from 100ms to 10m such as 5s, found \"1ms\""
+        );
+    }
+
+    #[test]
+    fn the_other_durations_have_their_ranges() {
+        assert_eq!(
+            flag_error(|arguments| arguments.binding_deadline = Some("2h".to_owned())),
+            "--binding-deadline: must be a duration from 1s to 1h such as 2m, found \"2h\""
+        );
+        assert_eq!(
+            flag_error(|arguments| arguments.resend = Some("1ms".to_owned())),
+            "--resend: must be a duration from 50ms to 1m such as 1s, found \"1ms\""
+        );
+        assert_eq!(
+            flag_error(|arguments| arguments.quarantine = Some("0s".to_owned())),
+            "--quarantine: must be a duration from 1s to 1h such as 30s, found \"0s\""
+        );
+        assert_eq!(
+            flag_error(|arguments| arguments.settle = Some("10m".to_owned())),
+            "--settle: must be a duration from 0s to 5m such as 5s, found \"10m\""
+        );
+    }
+
+    #[test]
+    fn numbers_have_their_ranges() {
+        assert_eq!(
+            flag_error(|arguments| arguments.refusal_budget = Some("0".to_owned())),
+            "--refusal-budget: must be a whole number from 1 to 1000, found \"0\""
+        );
+        assert_eq!(
+            flag_error(|arguments| arguments.attempts_per_minute = Some("1.5".to_owned())),
+            "--attempts-per-minute: must be a whole number from 1 to 6000, found \"1.5\""
+        );
+        assert_eq!(
+            flag_error(|arguments| arguments.recording_file_mib = Some("0".to_owned())),
+            "--recording-file-mib: must be a whole number from 1 to 4096, found \"0\""
+        );
+        assert_eq!(
+            flag_error(|arguments| arguments.recording_files = Some("1".to_owned())),
+            "--recording-files: must be a whole number from 2 to 1000, found \"1\""
+        );
+    }
+
+    #[test]
+    fn default_queue_must_be_a_name() {
+        for wrong in ["", "Team", "-a", "a_b", &"a".repeat(64)] {
+            assert_eq!(
+                flag_error(|arguments| arguments.default_queue = Some(wrong.to_owned())),
+                format!(
+                    "--default-queue: must be 1 to 63 of a-z, 0-9 and '-', with a letter or digit at both ends, \
+                     found {wrong:?}"
+                )
+            );
+        }
+    }
+}

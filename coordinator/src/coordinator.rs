@@ -1,0 +1,340 @@
+//! Puts the parts together, in the order in which they must come up, and takes them down again.
+
+mod endpoints;
+
+use std::future::IntoFuture;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use phalanx_common::ids::{NodeName, Term};
+use phalanx_core::Core;
+use phalanx_core::event::Event;
+use phalanx_transport::{
+    CertificateAuthority, EndpointError, Identity, PkiError, TrustAnchor, server_endpoint,
+};
+use quinn::Endpoint;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+
+pub use self::endpoints::{Endpoints, EndpointsError};
+use crate::admin::{self, AdminParts};
+use crate::agents::{AgentServer, AgentServerParts, PodReport};
+use crate::api::embedded::{EmbeddedApi, OpenError};
+use crate::api::{Api, ApiError, Kind, Object};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::convert::{self, Converted};
+use crate::driver::{self, Driver, Inputs, Senders};
+use crate::metrics::Metrics;
+use crate::progress::Progress;
+use crate::recorder::{Recorder, RecorderError};
+use crate::runner;
+use crate::watch::Watcher;
+use crate::writer;
+
+/// Name of the objects' file in the state directory.
+pub const OBJECTS_FILE: &str = "objects.redb";
+/// How long the writer may finish what was asked, when the process ends.
+const LAST_WRITES: Duration = Duration::from_secs(10);
+
+/// Why a coordinator does not start. Every text says the way out.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The state directory cannot be made.
+    #[error("--state-dir: {directory}: {source}; name a directory that can be written")]
+    StateDirectory {
+        /// The directory.
+        directory: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The objects cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The objects cannot be read.
+    #[error("stored objects: {0}")]
+    Api(#[from] ApiError),
+    /// Certificates.
+    #[error("certificates in {directory}: {source}")]
+    Pki {
+        /// The directory.
+        directory: PathBuf,
+        /// What is wrong.
+        source: PkiError,
+    },
+    /// The agents' address.
+    #[error("--listen: {0}; is another program using it? port 0 takes a free one")]
+    Listen(#[from] EndpointError),
+    /// The admin address.
+    #[error("--admin: {address}: {source}; is another program using it? port 0 takes a free one")]
+    Admin {
+        /// The address.
+        address: SocketAddr,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The recording.
+    #[error(transparent)]
+    Recorder(#[from] RecorderError),
+    /// The file that says where we listen.
+    #[error(transparent)]
+    Endpoints(#[from] EndpointsError),
+}
+
+/// A coordinator that runs. `stop` ends it in order.
+#[derive(Debug)]
+pub struct Coordinator {
+    /// Where the admin interface answers.
+    pub admin: SocketAddr,
+    /// Where agents dial.
+    pub quic: SocketAddr,
+    /// First file of the recording.
+    pub recording: PathBuf,
+    /// The numbers.
+    pub metrics: Arc<Metrics>,
+    endpoints: Endpoints,
+    stop: watch::Sender<bool>,
+    driver: JoinHandle<Recorder>,
+    writer: JoinHandle<()>,
+    agents: AgentServer,
+    others: JoinSet<()>,
+}
+
+/// Directory of the authority's files.
+#[must_use]
+pub fn pki_directory(state_dir: &Path) -> PathBuf {
+    state_dir.join("pki")
+}
+
+fn authority(state_dir: &Path) -> Result<CertificateAuthority, StartError> {
+    let directory = pki_directory(state_dir);
+    CertificateAuthority::load_or_create(&directory).map_err(|source| StartError::Pki { directory, source })
+}
+
+/// Issues an agent's certificate by the authority of a state directory, which is made if it is not there.
+///
+/// # Errors
+/// The authority cannot be read or made, or the name cannot be a node's.
+pub fn issue_agent(state_dir: &Path, node: &NodeName) -> Result<(Identity, TrustAnchor), StartError> {
+    let authority = authority(state_dir)?;
+    let identity = authority
+        .issue_agent(node)
+        .map_err(|source| StartError::Pki { directory: pki_directory(state_dir), source })?;
+    Ok((identity, authority.trust_anchor()))
+}
+
+/// What is opened before anything runs: whoever fails here leaves nothing behind.
+struct Opened {
+    api: EmbeddedApi,
+    quic: Endpoint,
+    admin: TcpListener,
+    admin_address: SocketAddr,
+    recorder: Recorder,
+    clock: Clock,
+}
+
+async fn open(config: &Config) -> Result<Opened, StartError> {
+    let directory = &config.state_dir;
+    std::fs::create_dir_all(directory)
+        .map_err(|source| StartError::StateDirectory { directory: directory.clone(), source })?;
+    let clock = Clock::start();
+    let new_uid = Box::new(|| uuid::Uuid::new_v4().to_string());
+    let api = EmbeddedApi::open_with(&directory.join(OBJECTS_FILE), new_uid, Box::new(move || clock.now()))?;
+    let authority = authority(directory)?;
+    let identity = authority
+        .issue_coordinator(&[], &[])
+        .map_err(|source| StartError::Pki { directory: pki_directory(directory), source })?;
+    let (quic, _) = server_endpoint(config.listen, &identity, &authority.trust_anchor())?;
+    let failed = |source| StartError::Admin { address: config.admin, source };
+    let admin = TcpListener::bind(config.admin).await.map_err(failed)?;
+    let admin_address = admin.local_addr().map_err(failed)?;
+    let recordings = directory.join("recordings");
+    let recorder = Recorder::start(&recordings, clock.now(), &config.settings, config.recording)?;
+    Ok(Opened { api, quic, admin, admin_address, recorder, clock })
+}
+
+impl Coordinator {
+    /// Starts all parts. Afterwards agents are let in and the admin interface answers.
+    ///
+    /// # Errors
+    /// The first part that does not come up.
+    pub async fn start(config: &Config) -> Result<Self, StartError> {
+        let Opened { api, quic, admin, admin_address, recorder, clock } = open(config).await?;
+        let metrics = Arc::new(Metrics::default());
+        let progress = Arc::new(Progress::default());
+        let ready = Arc::new(AtomicBool::new(false));
+        let (stop, stopping) = watch::channel(false);
+        let (senders, inputs) = driver::channels(stopping.clone());
+        let mut others = JoinSet::new();
+        serve_admin(
+            admin,
+            AdminParts {
+                api: api.clone(),
+                questions: senders.questions.clone(),
+                metrics: Arc::clone(&metrics),
+                progress: Arc::clone(&progress),
+                ready: Arc::clone(&ready),
+                default_queue: config.settings.default_queue.clone(),
+            },
+            stopping,
+            &mut others,
+        );
+        let incarnation =
+            u64::from_le_bytes(uuid::Uuid::new_v4().as_bytes()[..8].try_into().unwrap_or_default());
+        let writer =
+            writer::start(api.clone(), incarnation, senders.outcomes.clone(), Arc::clone(&metrics), clock);
+        let recording = recorder.file().to_owned();
+        let (term, term_told) = watch::channel(Term::default());
+        let mut driver = Driver::new(driver::Parts {
+            core: Core::new(config.settings.clone()),
+            clock,
+            recorder,
+            writer: writer.queue,
+            term,
+            metrics: Arc::clone(&metrics),
+            progress,
+        });
+        let pods = follow(&api, &mut driver, incarnation, &senders, clock, &metrics, &mut others).await?;
+        let driver = tokio::spawn(run(driver, inputs));
+        ready.store(true, Ordering::Release);
+        let parts = AgentServerParts {
+            cluster: api.cluster_id(),
+            term: term_told,
+            driver: senders.agents,
+            pods,
+            metrics: Arc::clone(&metrics),
+        };
+        let agents = AgentServer::start(quic, parts);
+        let quic = agents.address().unwrap_or(config.listen);
+        let endpoints = Endpoints::write(&config.state_dir, admin_address, quic)?;
+        tracing::info!(admin = %admin_address, %quic, recording = %recording.display(), "the coordinator is ready");
+        Ok(Self {
+            admin: admin_address,
+            quic,
+            recording,
+            metrics,
+            endpoints,
+            stop,
+            driver,
+            writer: writer.done,
+            agents,
+            others,
+        })
+    }
+
+    /// Waits until the loop ends by itself, which it never should.
+    pub async fn failed(&mut self) {
+        // After the first answer the handle must not be asked again: `stop` would find it used up.
+        while !self.driver.is_finished() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Ends everything: first those who ask, then the loop, then what it asked for. False where a part crashed.
+    pub async fn stop(mut self) -> bool {
+        self.endpoints.remove();
+        self.agents.stop().await;
+        self.stop.send_replace(true);
+        let mut clean = true;
+        match self.driver.await {
+            Ok(recorder) => {
+                clean &= tokio::task::spawn_blocking(|| recorder.finish()).await.is_ok();
+            }
+            Err(error) => {
+                tracing::error!(%error, "the loop has crashed");
+                clean = false;
+            }
+        }
+        if tokio::time::timeout(LAST_WRITES, self.writer).await.is_err() {
+            tracing::warn!("the last writes were not done within 10 s");
+        }
+        self.others.shutdown().await;
+        clean
+    }
+}
+
+/// The loop, as its own task. A crash in it ends the process, see `failed`.
+async fn run(driver: Driver, inputs: Inputs) -> Recorder {
+    driver.run(inputs).await
+}
+
+/// Raises the term, tells the core everything that is stored, and starts those who follow changes. Gives the end
+/// that takes reports of pods.
+async fn follow<A: Api>(
+    api: &A,
+    driver: &mut Driver,
+    incarnation: u64,
+    senders: &Senders,
+    clock: Clock,
+    metrics: &Arc<Metrics>,
+    others: &mut JoinSet<()>,
+) -> Result<mpsc::Sender<PodReport>, StartError> {
+    let counter = api.raise_term(0).await?;
+    let started = Event::Started { term: Term { counter, incarnation } };
+    let (watcher, objects) = Watcher::start(api.clone(), Arc::clone(metrics)).await?;
+    let stored: Vec<Event> = objects.iter().filter_map(|object| stored_event(object)).collect();
+    driver.begin(std::iter::once(started).chain(stored)).await;
+    others.spawn(feed(watcher, senders.changes.clone()));
+    let (watcher, objects) = Watcher::start(api.clone(), Arc::clone(metrics)).await?;
+    let (pods, reports) = mpsc::channel(runner::REPORTS);
+    others.spawn(runner::run(api.clone(), watcher, objects, reports, clock));
+    Ok(pods)
+}
+
+/// The fact that an object was stored. Queues come before the gangs in them, and plans last: objects are listed
+/// by kind in that order.
+fn stored_event(object: &Object) -> Option<Event> {
+    if object.kind == Kind::GangPlan {
+        return match convert::plan_of_object(object) {
+            Ok(plan) => Some(Event::PlanFound(plan)),
+            Err(problem) => {
+                tracing::warn!("a stored plan cannot be used: {problem}");
+                None
+            }
+        };
+    }
+    heard(convert::event_of_object(object))
+}
+
+/// Says what could not be read.
+fn heard(converted: Converted) -> Option<Event> {
+    for warning in converted.warnings {
+        tracing::warn!("{warning}");
+    }
+    converted.event
+}
+
+/// Changes of the API become events for the loop.
+async fn feed<A: Api>(mut watcher: Watcher<A>, events: mpsc::Sender<Vec<Event>>) {
+    while let Some(changes) = watcher.next().await {
+        let converted = changes.iter().map(convert::event_of_change);
+        let batch: Vec<Event> = converted.filter_map(heard).collect();
+        if !batch.is_empty() && events.send(batch).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn serve_admin<A: Api>(
+    listener: TcpListener,
+    parts: AdminParts<A>,
+    mut stopping: watch::Receiver<bool>,
+    others: &mut JoinSet<()>,
+) {
+    let router = admin::router(parts);
+    others.spawn(async move {
+        tokio::select! {
+            served = axum::serve(listener, router).into_future() => {
+                if let Err(error) = served {
+                    tracing::warn!(%error, "the admin interface has ended");
+                }
+            }
+            _ = stopping.wait_for(|stop| *stop) => {}
+        }
+    });
+}

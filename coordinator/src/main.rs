@@ -1,0 +1,127 @@
+//! The program `phalanx-coordinator`.
+
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use phalanx_common::ids::NodeName;
+use phalanx_coordinator::config::{Config, LogFormat, RunArguments, default_state_dir};
+use phalanx_coordinator::coordinator::{Coordinator, issue_agent};
+use phalanx_coordinator::replay::{Difference, ReplayError, replay};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Decides queues, gangs and placement, and asks the agents of the nodes for the exact GPUs.
+#[derive(Parser)]
+#[command(name = "phalanx-coordinator", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the coordinator until SIGTERM or SIGINT
+    Run(Box<RunArguments>),
+    /// Issue a certificate for the agent of a node; writes ca.pem, agent.pem and agent.key
+    IssueAgent {
+        /// State directory of the coordinator, whose authority signs [default: as for run]
+        #[arg(long, value_name = "DIR")]
+        state_dir: Option<PathBuf>,
+        /// The node
+        #[arg(long, value_name = "NAME")]
+        node: String,
+        /// Directory for the three files
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+    },
+    /// Feed a recording into a fresh core, print its actions, and say where they differ from the recorded ones
+    Replay {
+        /// First file of the recording, recording-START-00000.jsonl
+        file: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Run(arguments) => run(&arguments),
+        Command::IssueAgent { state_dir, node, out } => issue(state_dir, &node, &out),
+        Command::Replay { file } => replay_file(&file),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(arguments: &RunArguments) -> Result<ExitCode> {
+    let config = arguments.resolve()?;
+    start_log(config.log_format);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("tokio runtime")?;
+    let clean = runtime.block_on(run_until_signal(&config))?;
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn run_until_signal(config: &Config) -> Result<bool> {
+    // Before the start: a signal during it must not kill half-way.
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let mut coordinator = Coordinator::start(config).await?;
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM: the coordinator stops"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: the coordinator stops"),
+        () = coordinator.failed() => {}
+    }
+    Ok(coordinator.stop().await)
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match format {
+        LogFormat::Text => builder.with_ansi(false).init(),
+        LogFormat::Json => builder.json().init(),
+    }
+}
+
+fn issue(state_dir: Option<PathBuf>, node: &str, out: &Path) -> Result<ExitCode> {
+    let Some(state_dir) = state_dir.or_else(default_state_dir) else {
+        bail!("--state-dir: is not given, and neither XDG_STATE_HOME nor HOME is set; name a directory");
+    };
+    phalanx_transport::pki::check_node_name(node).with_context(|| format!("--node: {node:?}"))?;
+    let (identity, authority) = issue_agent(&state_dir, &NodeName::from(node))?;
+    let written = || format!("--out: {}", out.display());
+    identity.save(out, "agent").with_context(written)?;
+    authority.save(out).with_context(written)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn replay_file(file: &Path) -> Result<ExitCode> {
+    let mut output = BufWriter::new(io::stdout().lock());
+    let replayed = match replay(file, &mut output) {
+        // Whoever reads the output has seen enough, as `head` does.
+        Err(ReplayError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            return Ok(ExitCode::SUCCESS);
+        }
+        replayed => replayed?,
+    };
+    output.flush()?;
+    let Some(difference) = replayed.difference else {
+        eprintln!(
+            "the same: {} events, {} cycles, {} actions",
+            replayed.events, replayed.cycles, replayed.actions
+        );
+        return Ok(ExitCode::SUCCESS);
+    };
+    let Difference { path, line, recorded, replayed } = difference;
+    eprintln!("{}:{line}: the actions differ", path.display());
+    for (whose, action) in [("recorded", recorded), ("replayed", replayed)] {
+        let text =
+            action.map_or_else(|| Ok("nothing".to_owned()), |action| serde_json::to_string(&action))?;
+        eprintln!("  {whose}: {text}");
+    }
+    Ok(ExitCode::FAILURE)
+}

@@ -1,0 +1,115 @@
+//! The last notable changes, for those who look on: a gang's phase moved, a node came or went.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+use phalanx_common::ids::GangName;
+use phalanx_common::units::Time;
+use phalanx_core::action::{Command, GangPhase};
+use serde::Serialize;
+
+/// Entries kept; older ones are forgotten.
+const KEPT: usize = 1000;
+
+/// What an entry is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Subject {
+    /// A gang, `namespace/name`.
+    Gang,
+    /// A pod, `namespace/name`.
+    Pod,
+    /// A node.
+    Node,
+    /// The coordinator itself.
+    Coordinator,
+}
+
+/// One entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    /// Its number, from 1.
+    pub number: u64,
+    /// When.
+    pub at: Time,
+    /// What it is about.
+    pub subject: Subject,
+    /// The thing's name; empty for the coordinator.
+    pub object: String,
+    /// What happened, one line.
+    pub text: String,
+}
+
+/// The ring of entries; shared by the driver, which writes, and the admin interface.
+#[derive(Debug, Default)]
+pub struct Progress {
+    entries: Mutex<VecDeque<Entry>>,
+}
+
+impl Progress {
+    /// Adds an entry.
+    pub fn add(&self, at: Time, subject: Subject, object: impl ToString, text: impl Into<String>) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = entries.back().map_or(1, |last| last.number + 1);
+        if entries.len() == KEPT {
+            entries.pop_front();
+        }
+        entries.push_back(Entry { number, at, subject, object: object.to_string(), text: text.into() });
+    }
+
+    /// Entries with a number above `after`, oldest first.
+    #[must_use]
+    pub fn after(&self, after: u64) -> Vec<Entry> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().filter(|entry| entry.number > after).cloned().collect()
+    }
+}
+
+/// Tells moves of gangs from the commands that write their status.
+#[derive(Debug, Default)]
+pub struct Narrator {
+    /// Phase and reason code told last.
+    told: BTreeMap<GangName, (GangPhase, Option<&'static str>)>,
+}
+
+impl Narrator {
+    /// Adds what a command means for those who look on, where it means something.
+    pub fn tell(&mut self, at: Time, command: &Command, progress: &Progress) {
+        match command {
+            Command::SetGangStatus { gang, status, .. } => {
+                let code = status.reason.as_ref().map(phalanx_core::reason::Reason::code);
+                let before = self.told.insert(gang.clone(), (status.phase, code));
+                if before == Some((status.phase, code)) {
+                    return;
+                }
+                let phase = match before {
+                    Some((old, _)) if old != status.phase => {
+                        format!("{} -> {}", old.as_str(), status.phase.as_str())
+                    }
+                    _ => status.phase.as_str().to_owned(),
+                };
+                let why = status.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+                progress.add(at, Subject::Gang, gang, format!("{phase}{why}"));
+            }
+            Command::WritePlan(plan) => {
+                let mut nodes: Vec<&str> = plan.pods.iter().map(|pod| pod.node.as_str()).collect();
+                nodes.sort_unstable();
+                nodes.dedup();
+                let gpus: usize = plan.pods.iter().map(|pod| pod.gpus.len()).sum();
+                let text =
+                    format!("committed: {} pods, {gpus} GPUs on {}", plan.pods.len(), nodes.join(", "));
+                progress.add(at, Subject::Gang, &plan.gang, text);
+            }
+            Command::Evict { name, cause, .. } => {
+                progress.add(at, Subject::Pod, name, format!("evicted: {cause}"));
+            }
+            Command::Warn { message } => progress.add(at, Subject::Coordinator, "", message.clone()),
+            _ => {}
+        }
+    }
+
+    /// Forgets a gang that is gone.
+    pub fn forget(&mut self, gang: &GangName) {
+        self.told.remove(gang);
+    }
+}
