@@ -1,6 +1,8 @@
 //! Tidy: rules about the tree itself that no compiler checks. The first half looks at the workspace,
 //! the second shows of each rule that it can fail.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

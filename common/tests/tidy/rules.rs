@@ -98,12 +98,15 @@ fn is_target(manifest: &str, file: &Path) -> bool {
     let parts: Vec<&str> = file.iter().filter_map(|part| part.to_str()).collect();
     let named = manifest.contains(&format!("path = \"{}\"", file.display()));
     named
-        || match parts.as_slice() {
-            ["build.rs"] | ["src", "lib.rs" | "main.rs"] => true,
-            ["src", "bin", _] | ["tests" | "benches" | "examples", _] => true,
-            ["src", "bin", _, "main.rs"] | ["tests" | "benches" | "examples", _, "main.rs"] => true,
-            _ => false,
-        }
+        || matches!(
+            parts.as_slice(),
+            ["build.rs"]
+                | ["src", "lib.rs" | "main.rs"]
+                | ["src", "bin", _]
+                | ["src", "bin", _, "main.rs"]
+                | ["tests" | "benches" | "examples", _]
+                | ["tests" | "benches" | "examples", _, "main.rs"]
+        )
 }
 
 fn reach(file: &Path, root: bool, files: &BTreeMap<PathBuf, String>, reached: &mut BTreeSet<PathBuf>) {
