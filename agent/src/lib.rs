@@ -1,4 +1,14 @@
-//! The node agent: probes, link to the coordinator, ledger on disk.
+//! The node agent: probes, link to the coordinator, ledger on disk. The decisions are made by the pure
+//! machine of `phalanx_node_core`; everything here translates between it and the world.
 
+pub mod clock;
+pub mod config;
+mod driver;
+pub mod embedded;
 pub mod inventory_report;
+pub mod ledger_file;
+pub mod link;
 pub mod probe;
+mod runner;
+
+pub use embedded::{Agent, AgentError, AgentOptions, AgentReport, LedgerPlace, start};

@@ -1,0 +1,363 @@
+//! The ledger on disk: one file, replaced as a whole, with a checksum.
+//!
+//! The first line names format, checksum and length of the rest, which is JSON: people can read it. A file that is
+//! damaged is kept under another name and the agent goes on without it, because a node that refuses to start
+//! helps nobody: the coordinator still has the plans. A file of another cluster is kept as well.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use phalanx_common::ids::ClusterId;
+use phalanx_node_core::Ledger;
+use thiserror::Error;
+
+const FILE: &str = "ledger";
+const NEW_FILE: &str = "ledger.new";
+const LOCK_FILE: &str = "ledger.lock";
+const MAGIC: &str = "phalanx-ledger";
+/// Format of the file that this build reads and writes.
+const FORMAT: u32 = 1;
+/// Larger than any ledger can be.
+const MAX_BYTES: u64 = 64 << 20;
+/// Kept files of one kind are numbered up to here; the last one is then replaced.
+const MAX_KEPT: u32 = 100;
+
+/// Why an agent cannot use its state directory, or could not write its ledger.
+#[derive(Debug, Error)]
+pub enum LedgerFileError {
+    /// The directory or a file in it cannot be used.
+    #[error(
+        "state directory: {path}: {source}; it must be writable by this user, or choose another one with --state-dir"
+    )]
+    Directory {
+        /// What could not be used.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Another agent uses the directory.
+    #[error("state directory {0} is in use by another agent; each agent needs its own --state-dir")]
+    InUse(PathBuf),
+    /// The file was written by a newer build.
+    #[error(
+        "{path} has format {found}, this agent reads format {FORMAT}: start the agent that wrote it, or move the file \
+         away (armed leases are then taken anew from the coordinator's plans)"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+    /// The ledger cannot be written.
+    #[error("{path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The ledger cannot be turned into text.
+    #[error("ledger cannot be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// What was found when the state directory was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// The place to write to.
+    pub file: LedgerFile,
+    /// What the file held.
+    pub ledger: Option<Ledger>,
+    /// What was wrong with the file, where it was, what is rebuilt, and from where.
+    pub damage: Option<String>,
+}
+
+/// The ledger file of one agent. Nobody else can open it meanwhile.
+#[derive(Debug)]
+pub struct LedgerFile {
+    directory: PathBuf,
+    /// Cluster of the ledger that the file holds.
+    cluster: Option<ClusterId>,
+    _lock: File,
+}
+
+impl LedgerFile {
+    /// Opens the state directory, which is made if it is not there, and reads the ledger.
+    ///
+    /// # Errors
+    /// The directory cannot be used, another agent uses it, or a newer build wrote the ledger.
+    pub fn open(directory: &Path) -> Result<Opened, LedgerFileError> {
+        let lock = lock(directory)?;
+        let mut file = Self { directory: directory.to_owned(), cluster: None, _lock: lock };
+        let path = file.path(FILE);
+        let bytes = match read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Opened { file, ledger: None, damage: None });
+            }
+            Err(source) => return Err(LedgerFileError::Directory { path, source }),
+        };
+        match parse(&bytes) {
+            Ok(ledger) => {
+                file.cluster.clone_from(&ledger.cluster);
+                Ok(Opened { file, ledger: Some(ledger), damage: None })
+            }
+            Err(Damage::Newer(found)) => Err(LedgerFileError::Newer { path, found }),
+            Err(Damage::Broken(what)) => {
+                let kept = file
+                    .set_aside("damaged")
+                    .map_err(|source| LedgerFileError::Directory { path: path.clone(), source })?;
+                let damage = format!(
+                    "ledger {} is damaged ({what}) and was kept as {}. The agent begins without it: leases are \
+                     rebuilt from the coordinator's plans at the next connection, and their pods are reported from there on",
+                    path.display(),
+                    kept.display()
+                );
+                Ok(Opened { file, ledger: None, damage: Some(damage) })
+            }
+        }
+    }
+
+    /// Replaces the ledger as a whole. After a success it survives a crash of the machine. A ledger of another
+    /// cluster that is in the way is kept under another name.
+    ///
+    /// # Errors
+    /// The old ledger is still there, or the new one is, never half of one.
+    pub fn write(&mut self, ledger: &Ledger) -> Result<(), LedgerFileError> {
+        let failed = |path: PathBuf| move |source| LedgerFileError::Write { path, source };
+        let path = self.path(FILE);
+        if let (Some(old), Some(new)) = (&self.cluster, &ledger.cluster)
+            && old != new
+            && path.exists()
+        {
+            self.set_aside("other-cluster").map_err(failed(path.clone()))?;
+        }
+        let new_path = self.path(NEW_FILE);
+        let mut new_file = File::create(&new_path).map_err(failed(new_path.clone()))?;
+        new_file
+            .write_all(&format(ledger)?)
+            .and_then(|()| new_file.sync_all())
+            .and_then(|()| fs::rename(&new_path, &path))
+            .and_then(|()| File::open(&self.directory)?.sync_all())
+            .map_err(failed(path))?;
+        self.cluster.clone_from(&ledger.cluster);
+        Ok(())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Keeps the present file as `ledger.WHY-N`.
+    fn set_aside(&self, why: &str) -> io::Result<PathBuf> {
+        let name = |number: u32| self.path(&format!("{FILE}.{why}-{number}"));
+        let free = (1..MAX_KEPT).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(MAX_KEPT));
+        fs::rename(self.path(FILE), &free)?;
+        Ok(free)
+    }
+}
+
+fn lock(directory: &Path) -> Result<File, LedgerFileError> {
+    let path = directory.join(LOCK_FILE);
+    fs::create_dir_all(directory)
+        .map_err(|source| LedgerFileError::Directory { path: directory.to_owned(), source })?;
+    let lock = File::options().create(true).truncate(false).write(true).open(&path);
+    let lock = lock.map_err(|source| LedgerFileError::Directory { path: path.clone(), source })?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(LedgerFileError::InUse(directory.to_owned())),
+        Err(TryLockError::Error(source)) => Err(LedgerFileError::Directory { path, source }),
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+enum Damage {
+    /// Not damaged: too new.
+    Newer(u32),
+    /// What is wrong.
+    Broken(String),
+}
+
+fn format(ledger: &Ledger) -> Result<Vec<u8>, serde_json::Error> {
+    let body = serde_json::to_vec_pretty(ledger)?;
+    let checksum = crc32fast::hash(&body);
+    let mut bytes = format!("{MAGIC} {FORMAT} crc32={checksum:08x} bytes={}\n", body.len()).into_bytes();
+    bytes.extend(body);
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+fn parse(bytes: &[u8]) -> Result<Ledger, Damage> {
+    let broken = |what: &str| Damage::Broken(what.to_owned());
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(broken("it is larger than any ledger"));
+    }
+    let line_end =
+        bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| broken("it has no first line"))?;
+    let (line, rest) = bytes.split_at(line_end);
+    let line = std::str::from_utf8(line).map_err(|_| broken("its first line is not text"))?;
+    let mut words = line.split(' ');
+    if words.next() != Some(MAGIC) {
+        return Err(broken("its first line does not name a ledger"));
+    }
+    let found: u32 = words
+        .next()
+        .and_then(|word| word.parse().ok())
+        .ok_or_else(|| broken("its format is not a number"))?;
+    if found > FORMAT {
+        return Err(Damage::Newer(found));
+    }
+    let checksum = words.next().and_then(|word| u32::from_str_radix(word.strip_prefix("crc32=")?, 16).ok());
+    let length = words.next().and_then(|word| word.strip_prefix("bytes=")?.parse::<usize>().ok());
+    let (Some(checksum), Some(length)) = (checksum, length) else {
+        return Err(broken("its first line has no checksum and length"));
+    };
+    let body = rest[1..].strip_suffix(b"\n").unwrap_or(&rest[1..]);
+    if body.len() != length {
+        return Err(Damage::Broken(format!("it holds {} of {length} bytes", body.len())));
+    }
+    if crc32fast::hash(body) != checksum {
+        return Err(broken("its checksum does not match"));
+    }
+    serde_json::from_slice(body).map_err(|error| Damage::Broken(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use phalanx_common::gang::PodRequest;
+    use phalanx_common::ids::{GangName, GpuId, LeaseId, PodUid, Term};
+    use phalanx_common::units::{Millis, Time};
+    use phalanx_common::wire::{ContainerDevices, Exactness, LeaseRequest};
+    use phalanx_node_core::{DurableLease, DurableState};
+
+    use super::*;
+
+    fn ledger(cluster: &str) -> Ledger {
+        let devices = ContainerDevices {
+            container: Arc::from("main"),
+            gpus: vec![GpuId(u128::MAX), GpuId(1)],
+            nics: Vec::new(),
+        };
+        let request = LeaseRequest {
+            pod: PodUid::from("uid"),
+            pod_name: GangName::new("team", "pod"),
+            gang: GangName::new("team", "gang"),
+            request: PodRequest::default(),
+            devices: vec![devices],
+            exactness: Exactness::Exact,
+            run_for: Some(Millis(5)),
+        };
+        let state = DurableState::Started { at: Time(7), ended: Some(true) };
+        Ledger {
+            cluster: Some(ClusterId::from(cluster)),
+            highest_term: Term { counter: 3, incarnation: u64::MAX },
+            boot_id: Arc::from("boot"),
+            leases: vec![DurableLease { lease: LeaseId { term: 3, serial: 1 }, state, request }],
+        }
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = LedgerFile::open(&directory.path().join("deep/er")).unwrap();
+        assert!(opened.ledger.is_none() && opened.damage.is_none());
+        opened.file.write(&ledger("c1")).unwrap();
+        drop(opened);
+        let opened = LedgerFile::open(&directory.path().join("deep/er")).unwrap();
+        assert_eq!(opened.ledger, Some(ledger("c1")));
+    }
+
+    #[test]
+    fn every_kind_of_damage_is_kept_aside_and_explained() {
+        let good = super::format(&ledger("c1")).unwrap();
+        let mut flipped = good.clone();
+        flipped[good.len() / 2] ^= 1;
+        let other_json = b"{}";
+        let checksum = crc32fast::hash(other_json);
+        let wrong = format!("{MAGIC} 1 crc32={checksum:08x} bytes=2\n{{}}\n").into_bytes();
+        let damages: [Vec<u8>; 8] = [
+            Vec::new(),
+            b"hello\n".to_vec(),
+            b"phalanx-ledger x\n".to_vec(),
+            b"phalanx-ledger 1\n".to_vec(),
+            vec![0xff; 100],
+            good[..good.len() - 20].to_vec(),
+            flipped,
+            wrong,
+        ];
+        let directory = tempfile::tempdir().unwrap();
+        for (at, bytes) in damages.iter().enumerate() {
+            fs::write(directory.path().join(FILE), bytes).unwrap();
+            let opened = LedgerFile::open(directory.path()).unwrap();
+            assert_eq!(opened.ledger, None, "{at}");
+            let damage = opened.damage.unwrap();
+            let kept = format!("ledger.damaged-{}", at + 1);
+            assert!(damage.contains(&kept) && damage.contains("rebuilt from"), "{damage}");
+            assert_eq!(fs::read(directory.path().join(kept)).unwrap(), *bytes);
+        }
+    }
+
+    #[test]
+    fn a_half_written_file_is_no_ledger() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = LedgerFile::open(directory.path()).unwrap();
+        opened.file.write(&ledger("c1")).unwrap();
+        drop(opened);
+        fs::write(directory.path().join(NEW_FILE), "half").unwrap();
+        assert_eq!(LedgerFile::open(directory.path()).unwrap().ledger, Some(ledger("c1")));
+    }
+
+    #[test]
+    fn a_ledger_of_another_cluster_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = LedgerFile::open(directory.path()).unwrap();
+        opened.file.write(&ledger("c1")).unwrap();
+        opened.file.write(&ledger("c2")).unwrap();
+        assert_eq!(names(directory.path()), ["ledger", "ledger.lock", "ledger.other-cluster-1"]);
+    }
+
+    #[test]
+    fn a_newer_format_stops_the_agent_and_touches_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(FILE), "phalanx-ledger 2 something\nelse").unwrap();
+        let error = LedgerFile::open(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("format 2"), "{error}");
+        assert_eq!(names(directory.path()), ["ledger", "ledger.lock"]);
+    }
+
+    #[test]
+    fn two_agents_do_not_share_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = LedgerFile::open(directory.path()).unwrap();
+        let error = LedgerFile::open(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("--state-dir"), "{error}");
+        drop(first);
+        LedgerFile::open(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_used_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = LedgerFile::open(&file).unwrap_err().to_string();
+        assert!(error.contains("file") && error.contains("--state-dir"), "{error}");
+    }
+}

@@ -1,0 +1,248 @@
+//! The QUIC client: dials, keeps one control stream, dials again.
+//!
+//! A connection counts as up only when the coordinator has said Welcome: before that it may not even have looked at
+//! our certificate.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use phalanx_common::wire::{FromAgent, OLDEST_VERSION, ToAgent, VERSION};
+use phalanx_transport::{COORDINATOR_NAME, ControlReader, ControlWriter, FrameError, open_control};
+use quinn::{ClientConfig, Connection, Endpoint};
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::driver::Input;
+
+/// Messages that may wait for the stream; an agent that has more to say than this begins anew.
+const OUTGOING: usize = 1024;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
+/// Delays between tries are drawn from half to one and a half of a base that doubles each time: the first
+/// tries are quick, and a thousand agents of a coordinator that restarts come back over two to five seconds.
+const FIRST_DELAY_MS: u64 = 100;
+const LAST_DELAY_MS: u64 = 3_300;
+
+/// Whom to dial, and as whom.
+#[derive(Clone, Debug)]
+pub struct LinkOptions {
+    /// Socket to dial from; agents of one process may share it.
+    pub endpoint: Endpoint,
+    /// Identity and authority.
+    pub config: ClientConfig,
+    /// `HOST:PORT` of the coordinators, tried in turn.
+    pub coordinators: Vec<String>,
+}
+
+/// What happens on the link.
+#[derive(Debug)]
+pub(crate) enum LinkEvent {
+    /// A connection stands; what is put into the channel is sent.
+    Up(u64, mpsc::Sender<Outgoing>),
+    /// The coordinator says something.
+    Said(u64, ToAgent),
+    /// The connection is gone.
+    Down(u64),
+}
+
+/// What goes to the stream.
+#[derive(Debug)]
+pub(crate) enum Outgoing {
+    /// A message.
+    Message(Box<FromAgent>),
+    /// All further messages are of this version.
+    Version(u16),
+}
+
+/// Why a connection was not made, or ended.
+#[derive(Debug, Error)]
+enum LinkError {
+    #[error("{0:?} has no address: {1}")]
+    Name(String, String),
+    #[error("no answer within {} s", CONNECT_TIMEOUT.as_secs())]
+    NoAnswer,
+    #[error("cannot dial: {0}")]
+    Dial(#[from] quinn::ConnectError),
+    #[error("{0}")]
+    Connection(#[from] quinn::ConnectionError),
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    #[error("no Welcome within {} s", WELCOME_TIMEOUT.as_secs())]
+    NoWelcome,
+    #[error("turned away: {0}")]
+    Rejected(String),
+    #[error("the coordinator chose version {0}, this agent speaks {OLDEST_VERSION} to {VERSION}")]
+    Version(u16),
+    #[error("the coordinator ended the stream")]
+    Ended,
+    #[error("too many messages wait for the stream")]
+    Slow,
+    #[error("the agent stops")]
+    Stopped,
+}
+
+/// Dials for ever. Ends when the driver does.
+pub(crate) async fn run(options: LinkOptions, driver: mpsc::Sender<Input>) {
+    let mut tries = 0_u32;
+    let mut last_reason = String::new();
+    for session in 0_u64.. {
+        let coordinator = &options.coordinators[session as usize % options.coordinators.len()];
+        let mut welcomed = false;
+        let connected = tokio::select! {
+            connected = connect(&options, coordinator) => connected,
+            () = driver.closed() => return,
+        };
+        let error = match connected {
+            Ok(connection) => serve(connection, session, &driver, &mut welcomed).await,
+            Err(error) => error,
+        };
+        if driver.is_closed() {
+            return;
+        }
+        if welcomed {
+            tries = 0;
+        }
+        if matches!(error, LinkError::Rejected(_)) {
+            // Asking again at once would get the same answer.
+            tries = u32::MAX;
+        }
+        let reason = error.to_string();
+        if welcomed || reason != last_reason {
+            tracing::warn!(%coordinator, %reason, "no link to the coordinator, dialling again");
+            last_reason = reason;
+        }
+        let delay = delay_ms(tries, uuid::Uuid::new_v4().as_u128() as u64);
+        tries = tries.saturating_add(1);
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_millis(delay)) => {}
+            () = driver.closed() => return,
+        }
+    }
+}
+
+fn delay_ms(tries: u32, random: u64) -> u64 {
+    let base = FIRST_DELAY_MS
+        .saturating_mul(1_u64.checked_shl(tries.min(16)).unwrap_or(u64::MAX))
+        .min(LAST_DELAY_MS);
+    base / 2 + random % base
+}
+
+async fn connect(options: &LinkOptions, coordinator: &str) -> Result<Connection, LinkError> {
+    let name_error = |reason: String| LinkError::Name(coordinator.to_owned(), reason);
+    let mut addresses =
+        tokio::net::lookup_host(coordinator).await.map_err(|error| name_error(error.to_string()))?;
+    let address: SocketAddr = addresses.next().ok_or_else(|| name_error("the name is empty".to_owned()))?;
+    let connecting = options.endpoint.connect_with(options.config.clone(), address, COORDINATOR_NAME)?;
+    Ok(timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| LinkError::NoAnswer)??)
+}
+
+/// Serves one connection to its end and gives the reason of the end.
+async fn serve(
+    connection: Connection,
+    session: u64,
+    driver: &mpsc::Sender<Input>,
+    welcomed: &mut bool,
+) -> LinkError {
+    let (reader, writer) = match open_control(&connection).await {
+        Ok(control) => control,
+        Err(error) => return error.into(),
+    };
+    let (sender, outgoing) = mpsc::channel(OUTGOING);
+    // The driver must be the only one to keep the link's sender alive.
+    let versions = sender.downgrade();
+    if driver.send(Input::Link(LinkEvent::Up(session, sender))).await.is_err() {
+        return LinkError::Stopped;
+    }
+    let ended = tokio::select! {
+        error = read(reader, session, driver, versions, welcomed) => error,
+        error = write(writer, outgoing, driver) => error,
+    };
+    let _ = driver.send(Input::Link(LinkEvent::Down(session))).await;
+    // The connection knows better than its streams why it ended.
+    let error = match (ended, connection.close_reason()) {
+        (LinkError::Frame(FrameError::Stream(_)) | LinkError::Ended, Some(reason)) => reason.into(),
+        (error, _) => error,
+    };
+    connection.close(quinn::VarInt::from_u32(0), error.to_string().as_bytes());
+    error
+}
+
+async fn read(
+    mut reader: ControlReader,
+    session: u64,
+    driver: &mpsc::Sender<Input>,
+    versions: mpsc::WeakSender<Outgoing>,
+    welcomed: &mut bool,
+) -> LinkError {
+    let first = match timeout(WELCOME_TIMEOUT, reader.next::<ToAgent>()).await {
+        Ok(first) => first,
+        Err(_) => return LinkError::NoWelcome,
+    };
+    let mut next = first;
+    loop {
+        let message = match next {
+            Ok(Some(message)) => message,
+            Ok(None) => return LinkError::Ended,
+            Err(error) => return error.into(),
+        };
+        let rejection = match &message {
+            ToAgent::Welcome { version, .. } if !(OLDEST_VERSION..=VERSION).contains(version) => {
+                return LinkError::Version(*version);
+            }
+            ToAgent::Welcome { version, .. } => {
+                *welcomed = true;
+                // Before the driver hears of the Welcome, so that its answers are of the new version.
+                let Some(versions) = versions.upgrade() else { return LinkError::Stopped };
+                if versions.send(Outgoing::Version(*version)).await.is_err() {
+                    return LinkError::Stopped;
+                }
+                None
+            }
+            ToAgent::Rejected { message } => Some(LinkError::Rejected(message.clone())),
+            _ => None,
+        };
+        if driver.send(Input::Link(LinkEvent::Said(session, message))).await.is_err() {
+            return LinkError::Stopped;
+        }
+        if let Some(rejection) = rejection {
+            return rejection;
+        }
+        next = reader.next::<ToAgent>().await;
+    }
+}
+
+async fn write(
+    mut writer: ControlWriter,
+    mut outgoing: mpsc::Receiver<Outgoing>,
+    driver: &mpsc::Sender<Input>,
+) -> LinkError {
+    while let Some(next) = outgoing.recv().await {
+        match next {
+            Outgoing::Version(version) => writer.set_version(version),
+            Outgoing::Message(message) => {
+                if let Err(error) = writer.send(&*message).await {
+                    return error.into();
+                }
+            }
+        }
+    }
+    // The driver has dropped its end: it stops, or it had more to say than the channel holds.
+    if driver.is_closed() { LinkError::Stopped } else { LinkError::Slow }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_tries_are_quick_and_the_last_ones_spread() {
+        for random in [0, 1, 77, u64::MAX] {
+            assert!((50..=150).contains(&delay_ms(0, random)));
+            for tries in [10, 63, 64, u32::MAX] {
+                assert!((1_650..5_000).contains(&delay_ms(tries, random)), "{tries} {random}");
+            }
+        }
+        assert!(delay_ms(3, 5) < delay_ms(8, 5));
+    }
+}
