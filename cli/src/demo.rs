@@ -257,3 +257,53 @@ fn keep_text(admin: &str, folder: &Path) -> String {
          {own} down --state-dir {folder}"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use phalanx_core::reason::Reason;
+
+    use super::progress::tests::{gang, no_queue, state, with_reason};
+    use super::*;
+
+    #[test]
+    fn the_story_is_over_when_the_first_has_finished_and_the_second_runs() {
+        let mut progress = Progress::new();
+        let mut over = |first: &str, second: &str| {
+            let gangs =
+                vec![gang("first", first, 32), gang("second", second, 32), gang("small", "running", 1)];
+            let state = state(gangs);
+            progress.look(&state, Duration::ZERO);
+            is_over(&state, &progress)
+        };
+        assert!(!over("running", "admitted"));
+        assert!(!over("finished", "admitted"));
+        assert!(over("finished", "running"));
+    }
+
+    #[test]
+    fn an_impossible_gang_is_none_of_the_large_ones() {
+        let reason = Reason::AboveCapability {
+            queue: "q".into(),
+            resource: std::sync::Arc::from("nvidia.com/gpu"),
+            limit: 8,
+            asked: 99,
+        };
+        let impossible = with_reason(gang("impossible", "queued", 99), reason);
+        let state = state(vec![impossible.clone(), with_reason(gang("large", "admitted", 32), no_queue())]);
+        assert!(is_impossible(&impossible));
+        assert_eq!(large(&state).iter().map(|gang| &*gang.name.name).collect::<Vec<_>>(), ["large"]);
+    }
+
+    #[test]
+    fn a_missing_file_is_named_with_the_way_out() {
+        let Err(Failure::Message(text)) = files(Path::new("/nonexistent"), "deploy/examples", &["a.yaml"])
+        else {
+            panic!("no failure")
+        };
+        assert_eq!(
+            text,
+            "/nonexistent/deploy/examples/a.yaml is missing: run the demo in a checkout of Phalanx, or name its \
+             folder with --root"
+        );
+    }
+}

@@ -119,3 +119,88 @@ fn lasts(gang: &GangView) -> bool {
         None => matches!(&*gang.phase, "running" | "degraded" | "finished"),
     }
 }
+
+#[cfg(test)]
+pub mod tests {
+    use std::sync::Arc;
+
+    use phalanx_common::resources::{NVIDIA_GPU, ResourceName, Resources};
+    use phalanx_common::units::Time;
+    use phalanx_core::reason::Reason;
+    use phalanx_core::view::{PodView, ReasonView};
+
+    use super::*;
+
+    /// A gang of one pod with so many GPUs.
+    pub fn gang(name: &str, phase: &str, gpus: u64) -> GangView {
+        let request = Resources::new().with(ResourceName::known(NVIDIA_GPU), gpus);
+        let placed = phase == "running";
+        let pod = PodView {
+            name: Arc::from(format!("{name}-0")),
+            uid: name.into(),
+            task: Arc::from("worker"),
+            phase: Arc::from("Pending"),
+            request,
+            node: placed.then(|| "node-1".into()),
+            lease: None,
+            gpus: if placed {
+                (0..gpus).map(|gpu| GpuId(u128::from(gpu) << 96)).collect()
+            } else {
+                Vec::new()
+            },
+            link_class: placed.then_some(LinkClass::NvLink),
+        };
+        GangView {
+            name: GangName::new("team", name),
+            queue: "default".into(),
+            priority: 0,
+            phase: Arc::from(phase),
+            pod_group_phase: Arc::from("Inqueue"),
+            minimum: 1,
+            created: Time(0),
+            pods: vec![pod],
+            reason: None,
+        }
+    }
+
+    /// The same gang with a reason.
+    pub fn with_reason(mut gang: GangView, reason: Reason) -> GangView {
+        let code = Arc::from(reason.code());
+        gang.reason = Some(ReasonView { code, text: "text".to_owned(), fix: reason.fix(), reason });
+        gang
+    }
+
+    /// A reason that lasts milliseconds.
+    pub fn in_progress() -> Reason {
+        Reason::InProgress { step: Arc::from("confirmation") }
+    }
+
+    /// A reason that lasts.
+    pub fn no_queue() -> Reason {
+        Reason::NoSuchQueue { queue: "q".into() }
+    }
+
+    /// A state of these gangs.
+    pub fn state(gangs: Vec<GangView>) -> StateView {
+        StateView { queues: Vec::new(), gangs, nodes: Vec::new() }
+    }
+
+    #[test]
+    fn each_lasting_step_is_told_once() {
+        let mut progress = Progress::new();
+        let mut look = |gang: GangView| progress.look(&state(vec![gang]), Duration::from_millis(1500));
+        let waits = with_reason(gang("a", "admitted", 2), no_queue());
+        assert_eq!(look(waits.clone()), ["   1.5s team/a                       admitted  text"]);
+        assert!(look(waits).is_empty(), "told already");
+        assert!(look(with_reason(gang("a", "reserving", 2), in_progress())).is_empty(), "lasts milliseconds");
+        assert_eq!(
+            look(gang("a", "running", 2)),
+            ["   1.5s team/a                       running   1 pod, GPUs on node-1 (2)"]
+        );
+        assert_eq!(look(gang("a", "finished", 2)), ["   1.5s team/a                       finished  1 pod"]);
+        let name = GangName::new("team", "a");
+        assert!(progress.has_run(&name) && progress.has_finished(&name));
+        let (pod, place) = progress.places_of(&name).next().unwrap();
+        assert_eq!((pod.as_str(), place.gpus.len()), ("a-0", 2), "places stay after the end");
+    }
+}
