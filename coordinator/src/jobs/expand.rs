@@ -1,0 +1,295 @@
+//! One job to its PodGroup and pods; one bare pod to its PodGroup.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use phalanx_common::resources::Resources;
+use phalanx_common::units::Time;
+use serde_json::{Map, Value, json};
+
+use super::status::{is_final, job_status};
+use super::{Writes, is_bare};
+use crate::api::store::phase;
+use crate::api::{Kind, Mutation, Object, Owner, Preconditions};
+use crate::manifest::amounts::resources_to_json;
+use crate::manifest::job::{JobFields, read_job};
+use crate::manifest::names::{
+    DEFAULT_QUEUE, GROUP_NAME, MAX_LABEL, MIXED_GPU_MODELS, QUEUE_NAME, QUEUE_NAME_LABEL, RUN_FOR,
+    SCHEDULER_VOLCANO, TASK_SPEC,
+};
+use crate::manifest::pod::read_pod;
+use crate::manifest::reader::{Cursor, Severity, Sink};
+use crate::manifest::tree::Node;
+
+/// Pods created for one job at a time: their changes call for the next ones.
+const PODS_AT_A_TIME: usize = 128;
+
+/// Annotations of a job that its pods get too.
+const COPIED: [&str; 6] = [
+    "volcano.sh/preemptable",
+    "volcano.sh/cooldown-time",
+    "volcano.sh/revocable-zone",
+    "volcano.sh/jdb-min-available",
+    "volcano.sh/jdb-max-unavailable",
+    RUN_FOR,
+];
+
+/// Name of a job's PodGroup.
+#[must_use]
+pub fn pod_group_name(job: &Object) -> String {
+    format!("{}-{}", job.metadata.name, job.metadata.uid)
+}
+
+/// Name of the PodGroup made for a pod that has none.
+pub fn own_group_name(pod: &Object) -> String {
+    format!("podgroup-{}", pod.metadata.uid)
+}
+
+fn owner(object: &Object) -> Option<Owner> {
+    Some(Owner { kind: object.kind, name: object.metadata.name.clone(), uid: object.metadata.uid.clone() })
+}
+
+/// Writes for one job.
+pub fn job(job: &Object, group: Option<&Object>, pods: &[&Object], now: Time, writes: &mut Writes) {
+    let tree = Node::from_json(&job.spec);
+    let mut sink = Sink::new("");
+    let fields = read_job(&Cursor::root(&tree, "spec"), &job.metadata.name, &mut sink);
+    if sink.errors() > 0 {
+        let wrong = sink.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
+        writes.warnings.extend(wrong.map(|wrong| {
+            format!("{}: {}: {}; the job is left as it is", job.key(), wrong.field, wrong.message)
+        }));
+        return;
+    }
+    let status = job_status(&job.status, &fields, pods, now);
+    let ended = is_final(&status);
+    if status != job.status {
+        writes.mutations.push(Mutation::UpdateStatus {
+            key: job.key(),
+            preconditions: Preconditions::uid(&job.metadata.uid),
+            status,
+        });
+    }
+    let wanted = pod_group(job, &fields);
+    match group {
+        None if ended => return,
+        None => {
+            writes.mutations.push(Mutation::Create(Box::new(wanted)));
+            return;
+        }
+        Some(group) if group.spec != wanted.spec => {
+            let mut changed = group.clone();
+            changed.spec = wanted.spec;
+            writes.mutations.push(Mutation::Update(Box::new(changed)));
+        }
+        Some(_) => {}
+    }
+    remove_surplus(&fields, job, pods, writes);
+    if !ended && group.is_some_and(is_admitted) {
+        create_missing(job, &fields, pods, writes);
+    }
+}
+
+/// Pods are made from the moment the PodGroup is admitted, and not before.
+fn is_admitted(group: &Object) -> bool {
+    let phase = group.status.get("phase").and_then(Value::as_str);
+    matches!(phase, Some("Inqueue" | "Running" | "Unknown" | "Completed"))
+}
+
+fn pod_name(job: &Object, task: &str, index: u32) -> String {
+    format!("{}-{task}-{index}", job.metadata.name)
+}
+
+fn create_missing(job: &Object, fields: &JobFields, pods: &[&Object], writes: &mut Writes) {
+    let existing: BTreeSet<&str> = pods.iter().map(|pod| pod.metadata.name.as_str()).collect();
+    let mut left = PODS_AT_A_TIME;
+    for (at, task) in fields.tasks.iter().enumerate() {
+        for index in 0..task.replicas {
+            let name = pod_name(job, &task.name, index);
+            if existing.contains(name.as_str()) {
+                continue;
+            }
+            if left == 0 {
+                return;
+            }
+            left -= 1;
+            writes.mutations.push(Mutation::Create(Box::new(job_pod(job, fields, at, index, &name))));
+        }
+    }
+}
+
+/// Pods above a task's replicas, and of tasks that are gone.
+fn remove_surplus(fields: &JobFields, job: &Object, pods: &[&Object], writes: &mut Writes) {
+    let mut wanted = BTreeSet::new();
+    for task in &fields.tasks {
+        wanted.extend((0..task.replicas).map(|index| pod_name(job, &task.name, index)));
+    }
+    for pod in pods {
+        if !wanted.contains(&pod.metadata.name) && pod.metadata.deletion.is_none() {
+            writes.mutations.push(Mutation::Delete {
+                key: pod.key(),
+                preconditions: Preconditions::uid(&pod.metadata.uid),
+            });
+        }
+    }
+}
+
+/// The PodGroup of a job.
+fn pod_group(job: &Object, fields: &JobFields) -> Object {
+    let mut group = Object::new(Kind::PodGroup, &job.metadata.namespace, &pod_group_name(job));
+    group.metadata.labels = job.metadata.labels.clone();
+    group.metadata.annotations = job.metadata.annotations.clone();
+    group.metadata.owner = owner(job);
+    let mut spec = Map::new();
+    spec.insert("minMember".to_owned(), json!(fields.min_available));
+    spec.insert("minTaskMember".to_owned(), json!(task_minimums(fields)));
+    spec.insert("queue".to_owned(), json!(fields.queue));
+    if let Some(class) = &fields.priority_class {
+        spec.insert("priorityClassName".to_owned(), json!(class));
+    }
+    spec.insert("minResources".to_owned(), resources_to_json(&min_resources(fields)));
+    group.spec = Value::Object(spec);
+    // Tasks that may mix GPU models say so on their template too; the gang has one answer.
+    let mixed = fields
+        .tasks
+        .iter()
+        .any(|task| task.annotations.get(MIXED_GPU_MODELS).is_some_and(|text| text == "true"));
+    if mixed {
+        group.metadata.annotations.insert(MIXED_GPU_MODELS.to_owned(), "true".to_owned());
+    }
+    group
+}
+
+/// Minimums of the tasks. A task that states none needs all its replicas only where the job as a
+/// whole needs all tasks' minimums; else the job's own minimum holds alone, as in Volcano.
+fn task_minimums(fields: &JobFields) -> BTreeMap<&str, u32> {
+    let of_task = |task: &crate::manifest::job::TaskFields| task.min_available.unwrap_or(task.replicas);
+    let all: u64 = fields.tasks.iter().map(|task| u64::from(of_task(task))).sum();
+    let strict = u64::from(fields.min_available) >= all;
+    fields
+        .tasks
+        .iter()
+        .filter(|task| strict || task.min_available.is_some())
+        .map(|task| (task.name.as_str(), of_task(task)))
+        .filter(|(_, minimum)| *minimum > 0)
+        .collect()
+}
+
+/// What the fewest pods that may start ask for: each task's minimum first, then in order.
+fn min_resources(fields: &JobFields) -> Resources {
+    let minimums = task_minimums(fields);
+    let mut sum = Resources::new();
+    let mut left = fields.min_available;
+    let mut counted = vec![0_u32; fields.tasks.len()];
+    for round in 0..2 {
+        for (at, task) in fields.tasks.iter().enumerate() {
+            let minimum = minimums.get(task.name.as_str()).copied().unwrap_or(0);
+            let most = if round == 0 { minimum } else { task.replicas - counted[at] };
+            let take = most.min(left);
+            add_times(&mut sum, &task.pod.request.effective(), take);
+            counted[at] += take;
+            left -= take;
+        }
+    }
+    sum
+}
+
+fn add_times(sum: &mut Resources, each: &Resources, times: u32) {
+    for (name, amount) in each.iter() {
+        let added = amount.saturating_mul(u64::from(times));
+        if added > 0 {
+            let total = sum.amount(name.as_str()).saturating_add(added);
+            // More than Kubernetes can write is as good as its largest number.
+            sum.set(name.clone(), total.min(i64::MAX as u64));
+        }
+    }
+}
+
+/// One pod of a job.
+fn job_pod(job: &Object, fields: &JobFields, task_at: usize, index: u32, name: &str) -> Object {
+    let task = &fields.tasks[task_at];
+    let mut pod = Object::new(Kind::Pod, &job.metadata.namespace, name);
+    pod.metadata.owner = owner(job);
+    let index = index.to_string();
+    let job_name = job.metadata.name.as_str();
+    let mut labels = task.labels.clone();
+    for (key, value) in [
+        ("volcano.sh/job-name", job_name),
+        ("volcano.sh/job-namespace", &job.metadata.namespace),
+        (TASK_SPEC, &task.name),
+        ("volcano.sh/task-index", &index),
+        (QUEUE_NAME_LABEL, &fields.queue),
+    ] {
+        if value.len() <= MAX_LABEL {
+            labels.insert(key.to_owned(), value.to_owned());
+        }
+    }
+    pod.metadata.labels = labels;
+    let mut annotations: BTreeMap<String, String> = COPIED
+        .iter()
+        .filter_map(|key| job.annotation(key).map(|value| ((*key).to_owned(), value.to_owned())))
+        .collect();
+    annotations.extend(task.annotations.clone());
+    for (key, value) in [
+        ("volcano.sh/task-index", index.as_str()),
+        (TASK_SPEC, &task.name),
+        (GROUP_NAME, &pod_group_name(job)),
+        ("volcano.sh/job-name", job_name),
+        (QUEUE_NAME_LABEL, &fields.queue),
+        ("volcano.sh/job-version", "0"),
+        ("volcano.sh/template-uid", &format!("{job_name}-{}", task.name)),
+        ("volcano.sh/job-retry-count", "0"),
+    ] {
+        annotations.insert(key.to_owned(), value.to_owned());
+    }
+    pod.metadata.annotations = annotations;
+    pod.spec = job.spec["tasks"][task_at]["template"]["spec"].clone();
+    if let Value::Object(spec) = &mut pod.spec {
+        let scheduler = fields.scheduler.as_deref().unwrap_or(SCHEDULER_VOLCANO);
+        spec.entry("schedulerName").or_insert_with(|| json!(scheduler));
+        if let Some(class) = &fields.priority_class {
+            spec.entry("priorityClassName").or_insert_with(|| json!(class));
+        }
+    }
+    pod
+}
+
+/// Writes for a pod that names no PodGroup.
+pub fn bare_pod(pod: &Object, group: Option<&Object>, writes: &mut Writes) {
+    if !is_bare(pod) || pod.metadata.deletion.is_some() || phase(pod).is_terminal() {
+        return;
+    }
+    if group.is_none() {
+        writes.mutations.push(Mutation::Create(Box::new(own_group(pod))));
+    }
+    if pod.annotation(GROUP_NAME).is_none() {
+        writes.mutations.push(Mutation::PatchAnnotations {
+            key: pod.key(),
+            preconditions: Preconditions::uid(&pod.metadata.uid),
+            annotations: BTreeMap::from([(GROUP_NAME.to_owned(), Some(own_group_name(pod)))]),
+        });
+    }
+}
+
+fn own_group(pod: &Object) -> Object {
+    let tree = Node::from_json(&pod.spec);
+    // What is wrong with the pod becomes its blocker; its PodGroup is made all the same.
+    let fields = read_pod(&Cursor::root(&tree, "spec"), &mut Sink::new(""));
+    let mut group = Object::new(Kind::PodGroup, &pod.metadata.namespace, &own_group_name(pod));
+    group.metadata.owner = owner(pod);
+    if let Some(mixed) = pod.annotation(MIXED_GPU_MODELS) {
+        group.metadata.annotations.insert(MIXED_GPU_MODELS.to_owned(), mixed.to_owned());
+    }
+    let label = pod.metadata.labels.get(QUEUE_NAME_LABEL).map(String::as_str);
+    let queue = pod.annotation(QUEUE_NAME).or_else(|| pod.annotation(QUEUE_NAME_LABEL)).or(label);
+    let mut spec = Map::new();
+    spec.insert("minMember".to_owned(), json!(1));
+    spec.insert("queue".to_owned(), json!(queue.unwrap_or(DEFAULT_QUEUE)));
+    if let Some(class) = fields.priority_class {
+        spec.insert("priorityClassName".to_owned(), json!(class));
+    }
+    let mut resources = Resources::new();
+    add_times(&mut resources, &fields.request.effective(), 1);
+    spec.insert("minResources".to_owned(), resources_to_json(&resources));
+    group.spec = Value::Object(spec);
+    group
+}
