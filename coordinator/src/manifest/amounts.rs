@@ -86,7 +86,7 @@ pub fn read_container_resources(cursor: &Cursor<'_>, sink: &mut Sink) -> (Resour
     let mut requests = requests_at.as_ref().map(|at| read_resources(at, sink)).unwrap_or_default();
     for (name, asked) in requests.iter() {
         let at = requests_at.as_ref().unwrap_or(cursor);
-        let (path, line) = (at.below(name.as_str()), at.line);
+        let at = at.entry_or_self(name.as_str());
         let amount = |amount| format_amount(name.as_str(), amount);
         let message = match limits.get(name.as_str()) {
             None if name.is_device() && asked > 0 => {
@@ -102,7 +102,7 @@ pub fn read_container_resources(cursor: &Cursor<'_>, sink: &mut Sink) -> (Resour
             }
             _ => continue,
         };
-        sink.push(super::Severity::Error, line, &path, message);
+        at.error(sink, message);
     }
     for (name, limit) in limits.iter() {
         if requests.get(name.as_str()).is_none() {

@@ -78,13 +78,8 @@ pub fn read_queue(cursor: Option<&Cursor<'_>>, sink: &mut Sink) -> QueueFields {
     if let Some(at) = fields.get("capability") {
         for (name, amount) in read_resources(&at, sink).iter() {
             if amount == 0 && matches!(name.as_str(), CPU | MEMORY) {
-                let path = at.below(name.as_str());
-                sink.push(
-                    super::Severity::Warning,
-                    at.line,
-                    &path,
-                    format!("0 means no limit, as in Volcano; leave {name} out to say so"),
-                );
+                let message = format!("0 means no limit, as in Volcano; leave {name} out to say so");
+                at.entry_or_self(name.as_str()).warn(sink, message);
             } else {
                 queue.capability.set(name.clone(), amount);
             }

@@ -62,10 +62,12 @@ pub fn read_job(cursor: &Cursor<'_>, name: &str, sink: &mut Sink) -> JobFields {
     job.scheduler = fields.get("schedulerName").and_then(|at| read_scheduler(&at, sink));
     match fields.required(sink, "tasks", "a list of at least one task") {
         Some(tasks) if tasks.is_empty() => tasks.error(sink, "must hold at least one task"),
-        Some(tasks) => read_tasks(&tasks, name, &mut job, sink),
+        Some(tasks) => {
+            read_tasks(&tasks, name, &mut job, sink);
+            read_minimum(&tasks, minimum_at.as_ref(), &mut job, sink);
+        }
         None => {}
     }
-    read_minimum(cursor, minimum_at.as_ref(), &mut job, sink);
     check_numbers(&mut fields, sink);
     fields.not_honoured(sink, &["policies", "plugins", "volumes", "networkTopology"]);
     fields.finish(sink);
@@ -84,25 +86,24 @@ fn check_numbers(fields: &mut Fields<'_>, sink: &mut Sink) {
     fields.not_honoured(sink, &["runningEstimate"]);
 }
 
-fn read_minimum(cursor: &Cursor<'_>, at: Option<&Cursor<'_>>, job: &mut JobFields, sink: &mut Sink) {
+fn read_minimum(tasks: &Cursor<'_>, at: Option<&Cursor<'_>>, job: &mut JobFields, sink: &mut Sink) {
     let replicas = job.replicas();
     let of_tasks = |task: &TaskFields| u64::from(task.min_available.unwrap_or(task.replicas));
     let all_minimums: u64 = job.tasks.iter().map(of_tasks).sum();
     let stated_minimums: u64 = job.tasks.iter().filter_map(|task| task.min_available).map(u64::from).sum();
     job.min_available = u32::try_from(all_minimums).unwrap_or(u32::MAX);
     if replicas > MAX_PODS_PER_JOB {
-        let path = cursor.below("tasks");
-        sink.push(
-            super::Severity::Error,
-            cursor.line,
-            &path,
-            format!("the replicas of all tasks must be at most {MAX_PODS_PER_JOB}, found {replicas}"),
-        );
+        let message =
+            format!("the replicas of all tasks must be at most {MAX_PODS_PER_JOB}, found {replicas}");
+        tasks.error(sink, message);
         return;
     }
     let Some(at) = at else { return };
     let Some(minimum) = at.count(sink) else { return };
     job.min_available = minimum;
+    if job.tasks.is_empty() {
+        return;
+    }
     if u64::from(minimum) > replicas {
         at.error(
             sink,
@@ -123,7 +124,8 @@ fn read_tasks(cursor: &Cursor<'_>, job_name: &str, job: &mut JobFields, sink: &m
     for (at, task_cursor) in cursor.list(sink).into_iter().flatten().enumerate() {
         let Some(task) = read_task(&task_cursor, at, sink) else { continue };
         let longest = format!("{job_name}-{}-{}", task.name, task.replicas.saturating_sub(1));
-        if longest.len() > MAX_LABEL {
+        // A job's name that is too long by itself has its own message.
+        if longest.len() > MAX_LABEL && job_name.len() <= MAX_LABEL {
             task_cursor.error(
                 sink,
                 format!(

@@ -240,6 +240,18 @@ impl<'n> Cursor<'n> {
         }
     }
 
+    /// The entry of a mapping with this key; the mapping itself where there is none.
+    #[must_use]
+    pub fn entry_or_self(&self, key: &str) -> Cursor<'n> {
+        match &self.node.value {
+            Tree::Map(entries) => entries
+                .iter()
+                .find(|entry| &*entry.key == key)
+                .map_or_else(|| self.clone(), |entry| self.entry_cursor(entry)),
+            _ => self.clone(),
+        }
+    }
+
     fn entry_cursor(&self, entry: &'n Entry) -> Cursor<'n> {
         let line = if entry.line == 0 { entry.node.line } else { entry.line };
         Cursor { node: &entry.node, line, path: self.below(&entry.key) }

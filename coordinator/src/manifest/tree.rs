@@ -140,6 +140,8 @@ pub fn shorten(text: &str) -> String {
 /// does not hide the others.
 #[must_use]
 pub fn parse_documents(text: &str) -> (Vec<Node>, Vec<TreeError>) {
+    // Editors of some systems begin a file with a byte order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents = Vec::new();
     let mut errors = Vec::new();
     let mut budget = MAX_WEIGHT;
@@ -181,7 +183,7 @@ fn chunks(text: &str) -> Vec<(usize, &str)> {
         let line = line.trim();
         !(line.is_empty() || line.starts_with('#') || line.starts_with('%') || line == "---")
     };
-    chunks.retain(|(_, chunk)| chunk.trim_start_matches('\u{feff}').lines().any(is_content));
+    chunks.retain(|(_, chunk)| chunk.lines().any(is_content));
     chunks
 }
 
