@@ -248,17 +248,11 @@ fn wrong_jobs_say_what_is_allowed() {
         &job(&format!("maxRetry: many\n  tasks: [{{name: w, {TEMPLATE}}}]")),
         "5: error: spec.maxRetry: must be a whole number, found \"many\"",
     );
-    let long = "x".repeat(50);
     refused(
-        &job(&format!("tasks: [{{name: {long}, replicas: 1000000000, {TEMPLATE}}}]"))
-            .replace("1000000000", "10000"),
+        &job(&format!("tasks: [{{name: {}, {TEMPLATE}}}]", "x".repeat(62))),
         &format!(
-            "5: error: spec.tasks[0]: the names of its pods, j-{}..., have 57 characters",
+            "5: error: spec.tasks[0]: the names of its pods, j-{}..., have 66 characters and must have at most 63: shorten the job's name or the task's",
             "x".repeat(38)
-        )
-        .replace(
-            "have 57 characters",
-            "have 57 characters and must have at most 63: shorten the job's name or the task's",
         ),
     );
 }
@@ -308,7 +302,7 @@ fn wrong_pods_say_what_is_allowed() {
     );
     refused(
         &pod("containers: [{name: c}, {name: c}]"),
-        "4: error: spec.containers: two containers are named \"c\"",
+        "6: error: spec.containers[1].name: two containers are named \"c\"",
     );
     refused(&pod("containers: c"), "6: error: spec.containers: must be a list, found \"c\"");
     refused(

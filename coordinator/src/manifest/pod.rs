@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::gang::{Blocker, ContainerKind, ContainerRequest, MAX_CONTAINERS, PodRequest};
+use phalanx_common::gang::{Blocker, ContainerKind, MAX_CONTAINERS, PodRequest};
 
 use super::amounts::{container, read_container_resources, read_resources};
 use super::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO, read_label_name, read_labels, read_name};
 use super::reader::{Cursor, Fields, Sink};
-use super::tree::{Tree, shorten};
+use super::tree::Tree;
 
 /// What we read of a pod's spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,7 +94,6 @@ pub fn read_pod(cursor: &Cursor<'_>, sink: &mut Sink) -> PodFields {
         Some(containers) => read_containers(&containers, false, &mut pod, sink),
         None => {}
     }
-    check_containers(cursor, &pod.request.containers, sink);
     pod.request.overhead = fields.get("overhead").map(|at| read_resources(&at, sink)).unwrap_or_default();
     pod.node_selector = fields.get("nodeSelector").map(|at| read_labels(&at, sink)).unwrap_or_default();
     pod.scheduler = fields.get("schedulerName").and_then(|at| read_scheduler(&at, sink));
@@ -127,10 +126,13 @@ fn read_containers(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &
 
 fn read_container(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &mut Sink) {
     let Some(mut fields) = cursor.fields(sink) else { return };
-    let name = fields
-        .required(sink, "name", "the container's name")
-        .and_then(|at| read_label_name(&at, sink))
-        .unwrap_or_default();
+    let name_at = fields.required(sink, "name", "the container's name");
+    let name = name_at.as_ref().and_then(|at| read_label_name(at, sink)).unwrap_or_default();
+    if let Some(at) = &name_at
+        && pod.request.containers.iter().any(|other| *other.name == *name && !name.is_empty())
+    {
+        at.error(sink, format!("two containers are named {name:?}"));
+    }
     let mut kind = if init { ContainerKind::Init } else { ContainerKind::App };
     if let Some(at) = fields.get("restartPolicy") {
         let allowed: &[&str] = &["Always", "Never", "OnFailure"];
@@ -175,20 +177,6 @@ fn read_container(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &m
     fields.ignore(&["volumeMounts", "volumeDevices"]);
     fields.finish(sink);
     pod.request.containers.push(container(&name, kind, requests));
-}
-
-fn check_containers(cursor: &Cursor<'_>, containers: &[ContainerRequest], sink: &mut Sink) {
-    for (at, container) in containers.iter().enumerate() {
-        if !container.name.is_empty() && containers[..at].iter().any(|other| other.name == container.name) {
-            let path = cursor.below("containers");
-            sink.push(
-                super::Severity::Error,
-                cursor.line,
-                &path,
-                format!("two containers are named {:?}", shorten(&container.name)),
-            );
-        }
-    }
 }
 
 /// Fields that constrain placement and are not served yet.
