@@ -1,48 +1,268 @@
 //! The two doors: `apply` and `cycle`. Dispatch only; the parts own their state.
 
-use phalanx_common::ids::GangName;
-use phalanx_common::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use crate::action::Action;
+use phalanx_common::ids::{ActionId, GangName, LeaseId, PodUid, QueueName, Term};
+use phalanx_common::plan::GangPlan;
+use phalanx_common::queue::PriorityClassSpec;
+use phalanx_common::units::Time;
+use phalanx_common::wire::LeaseReport;
+
+use crate::action::{Action, Command};
+use crate::cluster::{Cluster, NodeIndex};
 use crate::event::Event;
+use crate::gang::{GangKey, Gangs, OrderKey};
+use crate::lease::Leases;
+use crate::place::PodNeed;
+use crate::queue::Queues;
 use crate::settings::Settings;
-use crate::view::{Explanation, StateView};
+
+/// Bound of the rounds within one cycle; what is left waits for the next event.
+const CYCLE_ROUNDS: u32 = 8;
+
+/// What an action in flight was for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Pending {
+    /// A gang's plan.
+    Plan(GangKey),
+    /// A Binding, or a read or fence of a pod.
+    Pod(GangKey, PodUid),
+    /// Status of a gang: forgotten when it failed, so that it is written again.
+    GangStatus(GangKey),
+    /// Status of a queue.
+    QueueStatus(QueueName),
+}
+
+/// What a deadline is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// An unanswered message.
+    Resend(LeaseId),
+    /// A step of a round, a rollback, a retry of a gang.
+    Gang(GangKey),
+    /// End of a node's quarantine.
+    Quarantine(NodeIndex),
+}
+
+impl Timer {
+    const fn reason(self) -> &'static str {
+        match self {
+            Self::Resend(_) => "an agent has not answered",
+            Self::Gang(_) => "a gang's step is due",
+            Self::Quarantine(_) => "a node's quarantine ends",
+        }
+    }
+}
 
 /// The deciding machine.
 #[derive(Debug)]
 pub struct Core {
-    settings: Settings,
+    pub(crate) settings: Settings,
+    pub(crate) term: Term,
+    pub(crate) synced: bool,
+    pub(crate) queues: Queues,
+    pub(crate) priority_classes: BTreeMap<Arc<str>, PriorityClassSpec>,
+    pub(crate) cluster: Cluster,
+    pub(crate) gangs: Gangs,
+    pub(crate) leases: Leases,
+    pub(crate) pending: BTreeMap<ActionId, Pending>,
+    pub(crate) timers: BTreeSet<(Time, Timer)>,
+    /// Gangs whose facts changed.
+    pub(crate) touched: BTreeSet<GangKey>,
+    pub(crate) touched_queues: BTreeSet<QueueName>,
+    /// Gangs that wait for a place, or for a place for more pods.
+    pub(crate) waiting: BTreeMap<OrderKey, GangKey>,
+    /// Those of them to be tried in the next pass.
+    pub(crate) to_try: BTreeSet<OrderKey>,
+    /// Plans read at start.
+    pub(crate) plans_found: Vec<GangPlan>,
+    /// What agents told before everything stored was known.
+    pub(crate) reports: BTreeMap<NodeIndex, Vec<LeaseReport>>,
+    /// `room_generation` of the cluster at the last pass.
+    pub(crate) room_seen: u64,
+    /// The cluster without use, for "could it ever run", and its generation.
+    pub(crate) emptied: Option<(u64, Cluster)>,
+    /// Same needs share one value: most pods of a gang are alike.
+    pub(crate) last_need: Option<(phalanx_common::gang::PodRequest, Arc<PodNeed>)>,
+    /// Counter that the term was asked to go above.
+    pub(crate) raising_above: Option<u64>,
+    next_action: u64,
+    next_arrival: u64,
 }
 
 impl Core {
     /// A machine that knows nothing yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        Self { settings }
+        let mut core = Self {
+            settings,
+            term: Term::default(),
+            synced: false,
+            queues: Queues::default(),
+            priority_classes: BTreeMap::new(),
+            cluster: Cluster::default(),
+            gangs: Gangs::default(),
+            leases: Leases::default(),
+            pending: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            touched_queues: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            to_try: BTreeSet::new(),
+            plans_found: Vec::new(),
+            reports: BTreeMap::new(),
+            room_seen: 0,
+            emptied: None,
+            last_need: None,
+            raising_above: None,
+            next_action: 0,
+            next_arrival: 0,
+        };
+        core.make_default_queue();
+        core
     }
 
     /// Records a fact.
-    pub fn apply(&mut self, _event: Event, _now: Time, _actions: &mut Vec<Action>) {}
+    pub fn apply(&mut self, event: Event, now: Time, actions: &mut Vec<Action>) {
+        match event {
+            Event::Started { term } | Event::TermRaised { term } => self.set_term(term),
+            Event::QueueApplied(queue) => self.apply_queue(queue),
+            Event::QueueDeleted(name) => self.delete_queue(&name),
+            Event::PriorityClassApplied(class) => self.apply_priority_class(class),
+            Event::PriorityClassDeleted(name) => self.delete_priority_class(&name),
+            Event::NodeApplied(node) => {
+                self.cluster.apply_spec(node);
+            }
+            Event::NodeDeleted(name) => self.cluster.remove_spec(&name),
+            Event::GangApplied(gang) => self.apply_gang(gang),
+            Event::GangDeleted(name) => self.delete_gang(&name),
+            Event::PodApplied(pod) => self.apply_pod(*pod),
+            Event::PodDeleted(uid) => self.delete_pod(&uid),
+            Event::PlanFound(plan) => self.plans_found.push(plan),
+            Event::Synced => self.recover(actions),
+            Event::AgentConnected { session, hello } => self.agent_connected(session, *hello, actions),
+            Event::AgentGone { node, session } => self.agent_gone(&node, session, now, actions),
+            Event::AgentSaid { node, session, message } => {
+                self.agent_said(&node, session, *message, now, actions);
+            }
+            Event::ActionDone { action, outcome } => self.action_done(action, &outcome, now, actions),
+            Event::PodRead { action, pod } => self.pod_read(action, pod.map(|pod| *pod)),
+        }
+    }
 
-    /// Does one scheduling pass.
-    pub fn cycle(&mut self, _now: Time, _actions: &mut Vec<Action>) {}
+    /// Does one scheduling pass: reacts to the facts, places what fits, and asks for what follows.
+    pub fn cycle(&mut self, now: Time, actions: &mut Vec<Action>) {
+        if !self.synced {
+            return;
+        }
+        self.fire_timers(now);
+        // Twice at most in practice: a lease of the coordinator's own ledger that ends frees room at once.
+        for _ in 0..CYCLE_ROUNDS {
+            self.progress_touched(now, actions);
+            self.pass(now, actions);
+            self.progress_touched(now, actions);
+            self.drive_leases(now, actions);
+            let is_settled = self.touched.is_empty()
+                && self.to_try.is_empty()
+                && self.room_seen == self.cluster.room_generation;
+            if is_settled {
+                break;
+            }
+        }
+        self.write_queue_status(actions);
+    }
 
     /// When `cycle` must be called at the latest, and for what.
     #[must_use]
     pub fn next_deadline(&self) -> Option<(Time, &'static str)> {
-        let _ = &self.settings;
-        None
+        self.timers.first().map(|(time, timer)| (*time, timer.reason()))
     }
 
-    /// Everything, for people.
+    /// The term this machine leads under.
     #[must_use]
-    pub fn view(&self) -> StateView {
-        StateView { queues: Vec::new(), gangs: Vec::new(), nodes: Vec::new() }
+    pub const fn term(&self) -> Term {
+        self.term
     }
 
-    /// Why a gang does not run; `None` where it is not known.
-    #[must_use]
-    pub fn explain(&self, _gang: &GangName) -> Option<Explanation> {
-        None
+    pub(crate) fn next_arrival(&mut self) -> GangKey {
+        self.next_arrival += 1;
+        GangKey(self.next_arrival)
+    }
+
+    /// Asks for a command.
+    pub(crate) fn emit(&mut self, command: Command, actions: &mut Vec<Action>) -> ActionId {
+        self.next_action += 1;
+        let id = ActionId(self.next_action);
+        actions.push(Action { id, command });
+        id
+    }
+
+    /// Asks for a command whose outcome matters.
+    pub(crate) fn emit_pending(
+        &mut self,
+        command: Command,
+        what: Pending,
+        actions: &mut Vec<Action>,
+    ) -> ActionId {
+        let id = self.emit(command, actions);
+        self.pending.insert(id, what);
+        id
+    }
+
+    fn set_term(&mut self, term: Term) {
+        self.term = term;
+        self.raising_above = None;
+        // Agents forget promises of an older term, and refused what was asked under it: ask again.
+        let ids: Vec<LeaseId> = self.leases.leases.keys().copied().collect();
+        for id in ids {
+            if let Some(lease) = self.leases.leases.get_mut(&id) {
+                lease.sent = None;
+            }
+            self.leases.touched.insert(id);
+        }
+    }
+
+    /// An agent knows a term above ours: ours must go above it before anything is asked.
+    pub(crate) fn raise_term(&mut self, above: Term, actions: &mut Vec<Action>) {
+        if above > self.term && self.raising_above.is_none_or(|asked| asked < above.counter) {
+            self.raising_above = Some(above.counter);
+            self.emit(Command::RaiseTerm { above: above.counter }, actions);
+        }
+    }
+
+    fn fire_timers(&mut self, now: Time) {
+        while let Some((time, timer)) = self.timers.first().copied() {
+            if time > now {
+                return;
+            }
+            self.timers.pop_first();
+            match timer {
+                Timer::Resend(lease) => {
+                    self.leases.touched.insert(lease);
+                }
+                Timer::Gang(gang) => {
+                    self.touched.insert(gang);
+                }
+                Timer::Quarantine(node) => {
+                    if self.cluster.node(node).quarantined_until.is_some_and(|until| until <= now) {
+                        self.cluster.clear_refusals(node);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Works off the gangs whose facts changed, and those that change because of it.
+    fn progress_touched(&mut self, now: Time, actions: &mut Vec<Action>) {
+        while let Some(key) = self.touched.pop_first() {
+            self.progress(key, now, actions);
+            self.write_gang_status(key, actions);
+        }
+    }
+
+    /// A gang known to the core, by name.
+    pub(crate) fn gang_key(&self, name: &GangName) -> Option<GangKey> {
+        self.gangs.key(name)
     }
 }

@@ -1,12 +1,35 @@
 //! The deciding machine. Two doors: `apply` records a fact, `cycle` decides; both append actions.
 //! No clock, no runtime, no Kubernetes, no randomness: the same events give the same actions.
+//!
+//! What stands where: `facts` records objects, `replies` what agents and the API answer; `pass` tries
+//! gangs in order, `place` plans, `round` takes a plan from reserving to bound, `lease` and `ledger`
+//! keep the promises, `life` follows a gang's pods, `recover` rebuilds after a start, `why` and `show`
+//! explain.
 
 pub mod action;
+mod amounts;
+mod class;
+mod cluster;
 pub mod core;
 pub mod event;
+mod facts;
+mod gang;
+pub mod invariants;
+mod lease;
+mod ledger;
+mod life;
+mod pass;
+mod phase;
+mod place;
+mod queue;
 pub mod reason;
+mod recover;
+mod replies;
+mod round;
 pub mod settings;
+mod show;
 pub mod view;
+mod why;
 
 pub use crate::core::Core;
 pub use crate::settings::Settings;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use phalanx_common::ids::{NodeName, QueueName};
-use phalanx_common::resources::format_amount;
+use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 use serde::{Deserialize, Serialize};
 
 /// Why a gang waits.
@@ -70,15 +70,11 @@ pub enum Reason {
     },
     /// A node selector that no node meets.
     NoNodeMatches {
-        /// The pod.
-        pod: Arc<str>,
         /// The selector, `key=value` with commas.
         selector: Arc<str>,
     },
     /// No node offers a resource at all.
     NoNodeOffers {
-        /// The pod.
-        pod: Arc<str>,
         /// The resource.
         resource: Arc<str>,
         /// What a pod asks.
@@ -88,8 +84,6 @@ pub enum Reason {
     },
     /// A pod is larger than the largest node, even when that is empty.
     LargerThanAnyNode {
-        /// The pod.
-        pod: Arc<str>,
         /// The resource.
         resource: Arc<str>,
         /// What the largest node has in all.
@@ -131,14 +125,18 @@ pub struct NoRoom {
     pub fit: u32,
     /// Pods that must start together.
     pub minimum: u32,
+    /// Pods that take part.
+    pub pods: u32,
     /// The resource that runs short.
     pub resource: Arc<str>,
     /// What the first pod that does not fit asks of it.
     pub asked: u64,
     /// Free in the whole cluster.
     pub free_total: u64,
-    /// Free on the nodes with most of it, as `(node, free)`, most first; at most 8.
-    pub free_by_node: Vec<(NodeName, u64)>,
+    /// Free on the node with most of it.
+    pub largest: u64,
+    /// Node, free, capacity; where there are more than 8 nodes, the 8 with most free.
+    pub free_by_node: Vec<(NodeName, u64, u64)>,
     /// Nodes that have room for one such pod.
     pub feasible_nodes: u32,
     /// It would fit if GPUs of several models could be mixed.
@@ -229,7 +227,7 @@ impl NoRoom {
         let missing = self.minimum.saturating_sub(self.fit);
         format!(
             "wait until {} on one node {} free{}, or lower minMember to {}",
-            describe(&self.resource, self.asked),
+            amount_of(&self.resource, self.asked),
             if self.asked == 1 { "is" } else { "are" },
             if missing > 1 { format!(" {missing} times") } else { String::new() },
             self.fit
@@ -237,31 +235,107 @@ impl NoRoom {
     }
 }
 
-/// `8 GPUs`, `32 cpu`, `256Gi memory`.
-fn describe(resource: &str, amount: u64) -> String {
-    if resource == phalanx_common::resources::NVIDIA_GPU {
+/// A resource's amount as people say it: `8 GPUs`, `cpu 32`, `memory 256Gi`.
+fn amount_of(resource: &str, amount: u64) -> String {
+    if resource == NVIDIA_GPU {
         return format!("{amount} GPU{}", if amount == 1 { "" } else { "s" });
     }
-    format!("{} {resource}", format_amount(resource, amount))
+    format!("{resource} {}", format_amount(resource, amount))
+}
+
+/// `8 free GPUs`, `cpu 32 free`.
+fn free_amount_of(resource: &str, amount: u64) -> String {
+    if resource == NVIDIA_GPU {
+        return format!("{amount} free GPU{}", if amount == 1 { "" } else { "s" });
+    }
+    format!("{resource} {} free", format_amount(resource, amount))
 }
 
 impl fmt::Display for NoRoom {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let amount = |amount: u64| format_amount(&self.resource, amount);
         write!(
             formatter,
-            "{} of {} pods needed, {} fit; {} nodes with {} free; {} free in total",
+            "{} of {} pods needed, only {} of {} pods fit: {} node{} with {}; {} free in total",
             self.minimum,
-            self.minimum,
+            self.pods,
             self.fit,
+            self.minimum,
             self.feasible_nodes,
-            describe(&self.resource, self.asked).replace("GPU", "free GPU").replace(" free free", " free"),
-            describe(&self.resource, self.free_total),
+            if self.feasible_nodes == 1 { "" } else { "s" },
+            free_amount_of(&self.resource, self.asked),
+            amount_of(&self.resource, self.free_total),
+        )?;
+        if self.free_by_node.is_empty() {
+            return Ok(());
+        }
+        let free: Vec<String> = self.free_by_node.iter().map(|(_, free, _)| amount(*free)).collect();
+        let nodes: Vec<String> = self
+            .free_by_node
+            .iter()
+            .map(|(node, free, all)| format!("{node}: {} of {} free", amount(*free), amount(*all)))
+            .collect();
+        let largest = amount(self.largest);
+        write!(
+            formatter,
+            "; free per node {}; largest free block {largest} ({})",
+            free.join(","),
+            nodes.join(", ")
         )
     }
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.code())
+        match self {
+            Self::NoSuchQueue { queue } => write!(formatter, "queue {queue} does not exist"),
+            Self::QueueClosed { queue } => {
+                write!(formatter, "queue {queue} is closed and takes no new gangs")
+            }
+            Self::NoSuchPriorityClass { class } => write!(formatter, "PriorityClass {class} does not exist"),
+            Self::AboveCapability { queue, resource, limit, asked } => write!(
+                formatter,
+                "queue {queue} has capability {resource} {}, the gang's minimum asks {}: it can never run there",
+                format_amount(resource, *limit),
+                format_amount(resource, *asked)
+            ),
+            Self::QuotaUsed { queue, resource, limit, used, asked } => write!(
+                formatter,
+                "queue {queue} quota: capability {resource} {}, used {}, the gang's minimum asks {}",
+                format_amount(resource, *limit),
+                format_amount(resource, *used),
+                format_amount(resource, *asked)
+            ),
+            Self::TooFewPods { exist, minimum, task: Some(task) } => {
+                write!(formatter, "{exist} of {minimum} pods of task {task} exist")
+            }
+            Self::TooFewPods { exist, minimum, task: None } => {
+                write!(formatter, "{exist} of {minimum} pods needed exist")
+            }
+            Self::PodBlocked { pod, field, message } => write!(formatter, "pod {pod}: {field}: {message}"),
+            Self::NoNodeMatches { selector } => write!(formatter, "no node has the labels {selector}"),
+            Self::NoNodeOffers { resource, asked, .. } => {
+                write!(formatter, "no node offers {resource}, pod asks {}", format_amount(resource, *asked))
+            }
+            Self::LargerThanAnyNode { resource, largest, asked } => write!(
+                formatter,
+                "can never fit: largest node has {}, pod asks {}",
+                amount_of(resource, *largest),
+                format_amount(resource, *asked)
+            ),
+            Self::LargerThanCluster { fit, minimum, shape, mixed_models_would_fit } => {
+                let models = if *mixed_models_would_fit { " with one GPU model per task" } else { "" };
+                write!(
+                    formatter,
+                    "can never fit: {minimum} pods of {shape} needed, an empty cluster takes {fit}{models}"
+                )
+            }
+            Self::NoRoom(room) => room.fmt(formatter),
+            Self::NodesClosed { nodes, room } => {
+                let nodes: Vec<String> = nodes.iter().map(|(node, why)| format!("{node}: {why}")).collect();
+                write!(formatter, "{}; without {room}", nodes.join("; "))
+            }
+            Self::InProgress { step } => write!(formatter, "in progress: {step}"),
+        }
     }
 }

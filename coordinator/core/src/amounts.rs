@@ -1,0 +1,194 @@
+//! Amounts as the core adds and compares them: the three common resources as plain numbers, the rest
+//! by interned id. Same meaning as `Resources`, without text in the hot path.
+
+use std::collections::BTreeMap;
+
+use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, ResourceName, Resources};
+
+/// Number of an interned resource name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ResourceId(u32);
+
+/// One resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ResourceKey {
+    Cpu,
+    Memory,
+    Gpus,
+    More(ResourceId),
+}
+
+/// Names of the resources that are not cpu, memory or NVIDIA GPUs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ResourceTable {
+    ids: BTreeMap<ResourceName, ResourceId>,
+    names: Vec<ResourceName>,
+}
+
+impl ResourceTable {
+    fn intern(&mut self, name: &ResourceName) -> ResourceId {
+        if let Some(id) = self.ids.get(name) {
+            return *id;
+        }
+        let id = ResourceId(u32::try_from(self.names.len()).unwrap_or(u32::MAX));
+        self.ids.insert(name.clone(), id);
+        self.names.push(name.clone());
+        id
+    }
+
+    /// The resource of a name.
+    pub(crate) fn key(&mut self, name: &ResourceName) -> ResourceKey {
+        match name.as_str() {
+            CPU => ResourceKey::Cpu,
+            MEMORY => ResourceKey::Memory,
+            NVIDIA_GPU => ResourceKey::Gpus,
+            _ => ResourceKey::More(self.intern(name)),
+        }
+    }
+
+    /// The name of a resource.
+    pub(crate) fn name(&self, key: ResourceKey) -> &str {
+        match key {
+            ResourceKey::Cpu => CPU,
+            ResourceKey::Memory => MEMORY,
+            ResourceKey::Gpus => NVIDIA_GPU,
+            ResourceKey::More(id) => self.names.get(id.0 as usize).map_or("", ResourceName::as_str),
+        }
+    }
+
+    /// Text form to numbers.
+    pub(crate) fn amounts(&mut self, resources: &Resources) -> Amounts {
+        let mut amounts = Amounts::default();
+        for (name, amount) in resources.iter() {
+            match name.as_str() {
+                CPU => amounts.cpu_milli = amount,
+                MEMORY => amounts.memory_bytes = amount,
+                NVIDIA_GPU => amounts.gpus = amount,
+                _ => {
+                    let id = self.intern(name);
+                    amounts.more.push((id, amount));
+                }
+            }
+        }
+        amounts.more.sort_unstable();
+        amounts
+    }
+
+    /// Numbers to text form; zeros are left out.
+    pub(crate) fn resources(&self, amounts: &Amounts) -> Resources {
+        let mut resources = Resources::new();
+        let common = [(CPU, amounts.cpu_milli), (MEMORY, amounts.memory_bytes), (NVIDIA_GPU, amounts.gpus)];
+        for (name, amount) in common {
+            if amount > 0 {
+                resources.set(ResourceName::known(name), amount);
+            }
+        }
+        for (id, amount) in &amounts.more {
+            if let (Some(name), true) = (self.names.get(id.0 as usize), *amount > 0) {
+                resources.set(name.clone(), *amount);
+            }
+        }
+        resources
+    }
+}
+
+/// Amounts of resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Amounts {
+    pub(crate) cpu_milli: u64,
+    pub(crate) memory_bytes: u64,
+    pub(crate) gpus: u64,
+    /// Everything else, by id, sorted.
+    more: Vec<(ResourceId, u64)>,
+}
+
+impl Amounts {
+    /// Amount of one resource.
+    pub(crate) fn get(&self, key: ResourceKey) -> u64 {
+        match key {
+            ResourceKey::Cpu => self.cpu_milli,
+            ResourceKey::Memory => self.memory_bytes,
+            ResourceKey::Gpus => self.gpus,
+            ResourceKey::More(id) => self.more(id),
+        }
+    }
+
+    /// Resources with an amount above zero.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = ResourceKey> {
+        let common = [ResourceKey::Gpus, ResourceKey::Cpu, ResourceKey::Memory].into_iter();
+        let more = self.more.iter().map(|(id, _)| ResourceKey::More(*id));
+        common.chain(more).filter(|key| self.get(*key) > 0)
+    }
+
+    fn more(&self, id: ResourceId) -> u64 {
+        self.more.binary_search_by_key(&id, |(known, _)| *known).map_or(0, |at| self.more[at].1)
+    }
+
+    /// True where `self` fits beside `used` into `capacity`, in everything `self` asks but GPUs: those
+    /// are counted by mask, since a held GPU may have become unhealthy.
+    pub(crate) fn fits_beside_gpus(&self, used: &Self, capacity: &Self) -> bool {
+        let fits =
+            |asked: u64, used: u64, capacity: u64| asked == 0 || used.saturating_add(asked) <= capacity;
+        fits(self.cpu_milli, used.cpu_milli, capacity.cpu_milli)
+            && fits(self.memory_bytes, used.memory_bytes, capacity.memory_bytes)
+            && self.more.iter().all(|(id, asked)| fits(*asked, used.more(*id), capacity.more(*id)))
+    }
+
+    /// Adds; a sum stops at the largest number, so that a nonsensical request cannot wrap around.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.cpu_milli = self.cpu_milli.saturating_add(other.cpu_milli);
+        self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
+        self.gpus = self.gpus.saturating_add(other.gpus);
+        for (id, amount) in &other.more {
+            match self.more.binary_search_by_key(id, |(known, _)| *known) {
+                Ok(at) => self.more[at].1 = self.more[at].1.saturating_add(*amount),
+                Err(at) => self.more.insert(at, (*id, *amount)),
+            }
+        }
+    }
+
+    /// Takes away; stops at zero.
+    pub(crate) fn subtract(&mut self, other: &Self) {
+        self.cpu_milli = self.cpu_milli.saturating_sub(other.cpu_milli);
+        self.memory_bytes = self.memory_bytes.saturating_sub(other.memory_bytes);
+        self.gpus = self.gpus.saturating_sub(other.gpus);
+        for (id, amount) in &other.more {
+            if let Ok(at) = self.more.binary_search_by_key(id, |(known, _)| *known) {
+                self.more[at].1 = self.more[at].1.saturating_sub(*amount);
+            }
+        }
+    }
+
+    /// Lowers each amount to at most that of `other` where `other` has one.
+    pub(crate) fn lower_to(&mut self, other: &Self) {
+        let lower = |mine: u64, theirs: u64| if theirs == 0 { mine } else { mine.min(theirs) };
+        self.cpu_milli = lower(self.cpu_milli, other.cpu_milli);
+        self.memory_bytes = lower(self.memory_bytes, other.memory_bytes);
+    }
+
+    /// Takes over the amounts of the interned resources from `other`.
+    pub(crate) fn take_more(&mut self, other: &Self) {
+        self.more.clone_from(&other.more);
+    }
+
+    /// Raises each amount to at least that of `other`.
+    pub(crate) fn raise_to(&mut self, other: &Self) {
+        self.cpu_milli = self.cpu_milli.max(other.cpu_milli);
+        self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
+        self.gpus = self.gpus.max(other.gpus);
+        for (id, amount) in &other.more {
+            match self.more.binary_search_by_key(id, |(known, _)| *known) {
+                Ok(at) => self.more[at].1 = self.more[at].1.max(*amount),
+                Err(at) => self.more.insert(at, (*id, *amount)),
+            }
+        }
+    }
+
+    /// True where nothing is named, or only zeros.
+    pub(crate) fn is_zero(&self) -> bool {
+        self.cpu_milli == 0
+            && self.memory_bytes == 0
+            && self.gpus == 0
+            && self.more.iter().all(|(_, n)| *n == 0)
+    }
+}

@@ -1,0 +1,405 @@
+//! The coordinator's ledger of nodes: what each has, what is used, which GPUs are free, and the
+//! indexes by topology class and free mask. An index entry moves only when its node changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::ids::{GpuId, LeaseId, NodeName};
+use phalanx_common::topology::{GpuHealth, Inventory, ProbeState};
+use phalanx_common::units::Time;
+
+use crate::amounts::{Amounts, ResourceTable};
+use crate::class::{Class, ClassKey, ModelId, bits};
+use crate::event::NodeSpec;
+
+/// Number of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NodeIndex(pub(crate) u32);
+
+/// Number of a topology class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ClassId(u32);
+
+/// The agent's side of a node.
+#[derive(Clone, Debug)]
+pub(crate) struct AgentSide {
+    /// Connection, while it is up.
+    pub(crate) session: Option<u64>,
+    pub(crate) inventory: Inventory,
+    pub(crate) class: ClassId,
+    /// Holder of each GPU, by position.
+    pub(crate) holders: Vec<Option<LeaseId>>,
+}
+
+/// One node.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) name: NodeName,
+    pub(crate) spec: Option<NodeSpec>,
+    pub(crate) agent: Option<AgentSide>,
+    pub(crate) labels: BTreeMap<Arc<str>, Arc<str>>,
+    pub(crate) capacity: Amounts,
+    pub(crate) used: Amounts,
+    /// Healthy GPUs without holder.
+    pub(crate) free_mask: u64,
+    /// Refusals since the last success.
+    pub(crate) refusals: u32,
+    /// Closed for refusing too often, until then.
+    pub(crate) quarantined_until: Option<Time>,
+    /// Where the node stands in the index.
+    indexed: Option<(ClassId, u64)>,
+}
+
+impl Node {
+    /// Why the node takes no new pods; `None` = it does.
+    pub(crate) fn closed(&self) -> Option<Arc<str>> {
+        if self.spec.as_ref().is_some_and(|spec| spec.unschedulable) {
+            return Some(Arc::from("unschedulable"));
+        }
+        match &self.agent {
+            Some(AgentSide { session: None, .. }) => return Some(Arc::from("its agent is not connected")),
+            Some(AgentSide { inventory, .. }) => {
+                if let ProbeState::DriverError(message) = &inventory.state {
+                    return Some(Arc::from(format!("driver error: {message}")));
+                }
+            }
+            None if self.spec.is_none() => return Some(Arc::from("no such node any more")),
+            None => {}
+        }
+        self.quarantined_until.map(|_| Arc::from("quarantined: refused too often"))
+    }
+
+    /// Position of a GPU.
+    pub(crate) fn position(&self, gpu: GpuId) -> Option<usize> {
+        self.agent.as_ref()?.inventory.gpus.iter().position(|known| known.id == gpu)
+    }
+
+    /// UUIDs of a mask.
+    pub(crate) fn gpu_ids(&self, mask: u64) -> Vec<GpuId> {
+        self.agent.as_ref().map_or_else(Vec::new, |agent| {
+            bits(mask).filter_map(|at| agent.inventory.gpus.get(at)).map(|gpu| gpu.id).collect()
+        })
+    }
+}
+
+/// Nodes of one class by free mask, grouped by the number of free GPUs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClassIndex {
+    pub(crate) by_count: Vec<BTreeMap<u64, BTreeSet<NodeIndex>>>,
+}
+
+/// All nodes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cluster {
+    nodes: Vec<Node>,
+    by_name: BTreeMap<NodeName, NodeIndex>,
+    class_ids: BTreeMap<ClassKey, ClassId>,
+    classes: Vec<Class>,
+    index: Vec<ClassIndex>,
+    models: BTreeMap<Arc<str>, ModelId>,
+    model_names: Vec<Arc<str>>,
+    /// Free GPUs of open nodes, by model.
+    model_free: Vec<u64>,
+    pub(crate) resources: ResourceTable,
+    /// Raised when what the cluster has in all changes.
+    pub(crate) capacity_generation: u64,
+    /// Raised when anything became free or came back.
+    pub(crate) room_generation: u64,
+}
+
+/// What an allocation takes from its node.
+#[derive(Clone, Debug)]
+pub(crate) struct Taken {
+    pub(crate) lease: LeaseId,
+    pub(crate) amounts: Amounts,
+    pub(crate) gpus: Vec<GpuId>,
+}
+
+impl Cluster {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (NodeIndex, &Node)> {
+        self.nodes
+            .iter()
+            .enumerate()
+            .map(|(at, node)| (NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), node))
+    }
+
+    pub(crate) fn node(&self, index: NodeIndex) -> &Node {
+        &self.nodes[index.0 as usize]
+    }
+
+    pub(crate) fn find(&self, name: &NodeName) -> Option<NodeIndex> {
+        self.by_name.get(name).copied()
+    }
+
+    pub(crate) fn class(&self, id: ClassId) -> &Class {
+        &self.classes[id.0 as usize]
+    }
+
+    pub(crate) fn classes(&self) -> impl Iterator<Item = (&Class, &ClassIndex)> {
+        self.classes.iter().zip(&self.index)
+    }
+
+    /// Models by number of free GPUs, the scarcest first.
+    pub(crate) fn models_scarcest_first(&self) -> Vec<ModelId> {
+        let mut models: Vec<ModelId> = self.models.values().copied().collect();
+        models.sort_by_key(|model| (self.model_free[model.0 as usize], &self.model_names[model.0 as usize]));
+        models
+    }
+
+    pub(crate) fn model_of(&self, index: NodeIndex, gpu: GpuId) -> Option<ModelId> {
+        let agent = self.node(index).agent.as_ref()?;
+        let known = agent.inventory.gpus.iter().find(|known| known.id == gpu)?;
+        self.models.get(known.model.as_str()).copied()
+    }
+
+    fn ensure(&mut self, name: &NodeName) -> NodeIndex {
+        if let Some(index) = self.find(name) {
+            return index;
+        }
+        let index = NodeIndex(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+        self.by_name.insert(name.clone(), index);
+        self.nodes.push(Node {
+            name: name.clone(),
+            spec: None,
+            agent: None,
+            labels: BTreeMap::new(),
+            capacity: Amounts::default(),
+            used: Amounts::default(),
+            free_mask: 0,
+            refusals: 0,
+            quarantined_until: None,
+            indexed: None,
+        });
+        self.ensure_class(&ClassKey::of(&Inventory::empty(0, 0)), &Inventory::empty(0, 0));
+        index
+    }
+
+    fn ensure_class(&mut self, key: &ClassKey, inventory: &Inventory) -> ClassId {
+        if let Some(id) = self.class_ids.get(key) {
+            return *id;
+        }
+        let mut masks: BTreeMap<ModelId, u64> = BTreeMap::new();
+        for (at, name) in key.models().iter().enumerate() {
+            let model = match self.models.get(name) {
+                Some(model) => *model,
+                None => {
+                    let model = ModelId(u32::try_from(self.model_names.len()).unwrap_or(u32::MAX));
+                    self.models.insert(name.clone(), model);
+                    self.model_names.push(name.clone());
+                    self.model_free.push(0);
+                    model
+                }
+            };
+            *masks.entry(model).or_default() |= 1 << at;
+        }
+        let id = ClassId(u32::try_from(self.classes.len()).unwrap_or(u32::MAX));
+        let class = Class::new(inventory, masks.into_iter().collect());
+        self.index.push(ClassIndex { by_count: vec![BTreeMap::new(); class.gpus as usize + 1] });
+        self.classes.push(class);
+        self.class_ids.insert(key.clone(), id);
+        id
+    }
+
+    /// A node object is there, or changed.
+    pub(crate) fn apply_spec(&mut self, spec: NodeSpec) -> NodeIndex {
+        let index = self.ensure(&spec.name);
+        self.nodes[index.0 as usize].spec = Some(spec);
+        self.refresh(index, true);
+        index
+    }
+
+    /// A node object is gone. A node whose agent speaks stays.
+    pub(crate) fn remove_spec(&mut self, name: &NodeName) {
+        if let Some(index) = self.find(name) {
+            self.nodes[index.0 as usize].spec = None;
+            self.refresh(index, true);
+        }
+    }
+
+    /// An agent told what its node has; holders are kept by UUID.
+    pub(crate) fn apply_inventory(
+        &mut self,
+        name: &NodeName,
+        session: u64,
+        inventory: Inventory,
+    ) -> NodeIndex {
+        let index = self.ensure(name);
+        let class = self.ensure_class(&ClassKey::of(&inventory), &inventory);
+        let node = &mut self.nodes[index.0 as usize];
+        let held: BTreeMap<GpuId, LeaseId> = node.agent.as_ref().map_or_else(BTreeMap::new, |agent| {
+            let gpus = agent.inventory.gpus.iter();
+            gpus.zip(&agent.holders).filter_map(|(gpu, holder)| Some((gpu.id, (*holder)?))).collect()
+        });
+        let holders = inventory.gpus.iter().map(|gpu| held.get(&gpu.id).copied()).collect();
+        node.agent = Some(AgentSide { session: Some(session), inventory, class, holders });
+        self.refresh(index, true);
+        index
+    }
+
+    /// Some GPUs changed their health.
+    pub(crate) fn apply_health(&mut self, index: NodeIndex, changed: &[(GpuId, GpuHealth)]) {
+        if let Some(agent) = &mut self.nodes[index.0 as usize].agent {
+            for (id, health) in changed {
+                if let Some(gpu) = agent.inventory.gpus.iter_mut().find(|gpu| gpu.id == *id) {
+                    gpu.health = health.clone();
+                }
+            }
+        }
+        self.refresh(index, true);
+    }
+
+    /// An agent's connection ended.
+    pub(crate) fn disconnect(&mut self, index: NodeIndex) {
+        if let Some(agent) = &mut self.nodes[index.0 as usize].agent {
+            agent.session = None;
+        }
+        self.refresh(index, true);
+    }
+
+    /// A refusal, or silence; closes the node when the budget is used up.
+    pub(crate) fn count_refusal(&mut self, index: NodeIndex, budget: u32, until: Time) -> bool {
+        let node = &mut self.nodes[index.0 as usize];
+        node.refusals += 1;
+        if node.refusals < budget {
+            return false;
+        }
+        node.quarantined_until = Some(until);
+        self.refresh(index, false);
+        true
+    }
+
+    /// A success, or the end of the quarantine.
+    pub(crate) fn clear_refusals(&mut self, index: NodeIndex) {
+        let node = &mut self.nodes[index.0 as usize];
+        node.refusals = 0;
+        if node.quarantined_until.take().is_some() {
+            self.refresh(index, false);
+        }
+    }
+
+    /// Takes resources of a node.
+    pub(crate) fn take(&mut self, index: NodeIndex, taken: &Taken) {
+        let node = &mut self.nodes[index.0 as usize];
+        node.used.add(&taken.amounts);
+        self.set_holders(index, &taken.gpus, None, Some(taken.lease));
+        self.refresh(index, false);
+    }
+
+    /// Gives resources back.
+    pub(crate) fn give_back(&mut self, index: NodeIndex, taken: &Taken) {
+        self.nodes[index.0 as usize].used.subtract(&taken.amounts);
+        self.set_holders(index, &taken.gpus, Some(taken.lease), None);
+        self.room_generation += 1;
+        self.refresh(index, false);
+    }
+
+    /// Marks GPUs of a lease whose node was not known when the lease was.
+    pub(crate) fn attach(&mut self, index: NodeIndex, taken: &Taken) {
+        self.set_holders(index, &taken.gpus, None, Some(taken.lease));
+        self.refresh(index, false);
+    }
+
+    fn set_holders(&mut self, index: NodeIndex, gpus: &[GpuId], from: Option<LeaseId>, to: Option<LeaseId>) {
+        if let Some(agent) = &mut self.nodes[index.0 as usize].agent {
+            for (gpu, holder) in agent.inventory.gpus.iter().zip(&mut agent.holders) {
+                // A GPU that another lease holds already stays with it: the first holder is the one that runs.
+                if gpus.contains(&gpu.id) && *holder == from {
+                    *holder = to;
+                }
+            }
+        }
+    }
+
+    /// Makes sure that a lease can be charged to a node that was not seen yet.
+    pub(crate) fn ensure_node(&mut self, name: &NodeName) -> NodeIndex {
+        self.ensure(name)
+    }
+
+    /// Brings free mask, capacity and index entry of one node up to date.
+    fn refresh(&mut self, index: NodeIndex, capacity_changed: bool) {
+        let at = index.0 as usize;
+        if capacity_changed {
+            self.refresh_capacity(at);
+            self.capacity_generation += 1;
+            self.room_generation += 1;
+        }
+        let node = &mut self.nodes[at];
+        node.free_mask = node.agent.as_ref().map_or(0, |agent| {
+            let gpus = agent.inventory.gpus.iter().zip(&agent.holders).enumerate();
+            gpus.filter(|(_, (gpu, holder))| gpu.health.is_healthy() && holder.is_none())
+                .fold(0, |mask, (at, _)| mask | 1 << at)
+        });
+        let class = node.agent.as_ref().map_or(ClassId(0), |agent| agent.class);
+        let target = node.closed().is_none().then_some((class, node.free_mask));
+        if node.indexed == target {
+            return;
+        }
+        let before = std::mem::replace(&mut node.indexed, target);
+        if let Some((class, mask)) = before {
+            self.count_models(class, mask, false);
+            let group = &mut self.index[class.0 as usize].by_count[mask.count_ones() as usize];
+            if let Some(nodes) = group.get_mut(&mask) {
+                nodes.remove(&index);
+                if nodes.is_empty() {
+                    group.remove(&mask);
+                }
+            }
+        }
+        if let Some((class, mask)) = target {
+            self.count_models(class, mask, true);
+            let group = &mut self.index[class.0 as usize].by_count[mask.count_ones() as usize];
+            group.entry(mask).or_default().insert(index);
+            if before.is_none() {
+                self.room_generation += 1;
+            }
+        }
+    }
+
+    fn count_models(&mut self, class: ClassId, mask: u64, add: bool) {
+        for (model, model_mask) in &self.classes[class.0 as usize].models {
+            let count = u64::from((mask & model_mask).count_ones());
+            let free = &mut self.model_free[model.0 as usize];
+            *free = if add { *free + count } else { free.saturating_sub(count) };
+        }
+    }
+
+    fn refresh_capacity(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        let mut capacity = Amounts::default();
+        let spec = node.spec.as_ref().map(|spec| self.resources.amounts(&spec.allocatable));
+        if let Some(agent) = &node.agent {
+            capacity.cpu_milli = agent.inventory.cpu_milli;
+            capacity.memory_bytes = agent.inventory.memory_bytes;
+            capacity.gpus = agent.inventory.gpus.iter().filter(|gpu| gpu.health.is_healthy()).count() as u64;
+            if let Some(spec) = &spec {
+                capacity.lower_to(spec);
+                capacity.take_more(spec);
+            }
+        } else if let Some(spec) = spec {
+            // Devices of a node without an agent are nobody's word: only an agent confirms them.
+            capacity = spec;
+            capacity.gpus = 0;
+        }
+        node.capacity = capacity;
+        node.labels = node.spec.as_ref().map_or_else(BTreeMap::new, |spec| spec.labels.clone());
+        node.labels
+            .entry(Arc::from("kubernetes.io/hostname"))
+            .or_insert_with(|| Arc::from(node.name.as_str()));
+    }
+
+    /// The same nodes with nothing used and all that are away back: for "could it ever run".
+    pub(crate) fn emptied(&self) -> Self {
+        let mut empty = self.clone();
+        for at in 0..empty.nodes.len() {
+            let node = &mut empty.nodes[at];
+            node.used = Amounts::default();
+            node.quarantined_until = None;
+            if let Some(agent) = &mut node.agent {
+                agent.session = Some(0);
+                agent.holders.iter_mut().for_each(|holder| *holder = None);
+            }
+            empty.refresh(NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), false);
+        }
+        empty
+    }
+}

@@ -1,0 +1,346 @@
+//! Records facts about queues, priority classes, gangs and pods.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use phalanx_common::gang::{GangSpec, PodRequest, PodSpec};
+use phalanx_common::ids::{GangName, PodUid, QueueName};
+use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
+use phalanx_common::resources::Resources;
+use phalanx_common::units::Time;
+use phalanx_common::wire::LeaseState;
+
+use crate::amounts::Amounts;
+use crate::core::Core;
+use crate::gang::{Gang, GangKey, OrderKey, Pod};
+use crate::phase::{BindState, Phase};
+use crate::place::PodNeed;
+
+impl Core {
+    pub(crate) fn make_default_queue(&mut self) {
+        let name = QueueName::from(self.settings.default_queue.as_str());
+        self.apply_queue(QueueSpec { name, priority: 0, capability: Resources::new(), open: true });
+    }
+
+    pub(crate) fn apply_queue(&mut self, spec: QueueSpec) {
+        let name = spec.name.clone();
+        self.queues.ensure(&name).set_spec(Some(spec), &mut self.cluster.resources);
+        self.touched_queues.insert(name);
+        self.reorder();
+    }
+
+    pub(crate) fn delete_queue(&mut self, name: &QueueName) {
+        if let Some(queue) = self.queues.queues.get_mut(name) {
+            queue.set_spec(None, &mut self.cluster.resources);
+            if queue.is_unused() {
+                self.queues.queues.remove(name);
+            }
+        }
+        // The default queue exists without an object.
+        if name.as_str() == self.settings.default_queue {
+            self.make_default_queue();
+        }
+        self.reorder();
+    }
+
+    pub(crate) fn apply_priority_class(&mut self, class: PriorityClassSpec) {
+        self.priority_classes.insert(class.name.clone(), class);
+        self.reorder();
+    }
+
+    pub(crate) fn delete_priority_class(&mut self, name: &Arc<str>) {
+        self.priority_classes.remove(name);
+        self.reorder();
+    }
+
+    /// Priority of a gang; `None` where it names a class that does not exist.
+    pub(crate) fn priority_of(&self, gang: &GangSpec) -> Option<i32> {
+        match &gang.priority_class {
+            Some(class) => self.priority_classes.get(class).map(|class| class.value),
+            None => {
+                let defaults = self.priority_classes.values().filter(|class| class.global_default);
+                Some(defaults.map(|class| class.value).min().unwrap_or(0))
+            }
+        }
+    }
+
+    fn order_of(&self, spec: &GangSpec, key: GangKey) -> OrderKey {
+        let queue = self.queues.get(&spec.queue).map_or(0, |queue| queue.priority());
+        (Reverse(queue), Reverse(self.priority_of(spec).unwrap_or(0)), spec.created, key)
+    }
+
+    /// Queues or priorities changed: every gang that waits may stand elsewhere, and is tried again.
+    fn reorder(&mut self) {
+        let keys: Vec<GangKey> = self.gangs.gangs.keys().copied().collect();
+        for key in keys {
+            let Some(gang) = self.gangs.gangs.get(&key) else { continue };
+            let (before, after) = (gang.order, self.order_of(&gang.spec, key));
+            if before != after {
+                self.move_order(key, before, after);
+            }
+        }
+        self.wake_all();
+    }
+
+    fn move_order(&mut self, key: GangKey, before: OrderKey, after: OrderKey) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        gang.order = after;
+        let queue = self.queues.ensure(&gang.spec.queue);
+        if queue.admitted.remove(&before).is_some() {
+            queue.admitted.insert(after, key);
+        }
+        if self.waiting.remove(&before).is_some() {
+            self.waiting.insert(after, key);
+        }
+        self.to_try.remove(&before);
+    }
+
+    /// Tries every waiting gang in the next pass.
+    pub(crate) fn wake_all(&mut self) {
+        self.to_try.extend(self.waiting.keys().copied());
+    }
+
+    pub(crate) fn apply_gang(&mut self, spec: GangSpec) {
+        let known = self.gangs.key(&spec.name).and_then(|key| self.gangs.gangs.get(&key));
+        if let Some(gang) = known {
+            if gang.spec == spec && !gang.deleted {
+                return;
+            }
+            if gang.spec.uid == spec.uid || gang.deleted {
+                let key = gang.key();
+                self.change_gang(key, spec);
+                return;
+            }
+            // Another object of the old name: its pods, if any are left, now belong to the new one.
+            let name = spec.name.clone();
+            self.delete_gang(&name);
+            if let Some(key) = self.gangs.key(&name) {
+                self.change_gang(key, spec);
+                return;
+            }
+        }
+        let key = self.next_arrival();
+        let order = self.order_of(&spec, key);
+        self.queues.ensure(&spec.queue).count(Phase::Queued.kind(), true);
+        self.touched_queues.insert(spec.queue.clone());
+        self.gangs.by_name.insert(spec.name.clone(), key);
+        let gang = Gang {
+            min_amounts: self.min_amounts(&spec),
+            spec,
+            deleted: false,
+            order,
+            phase: Phase::Queued,
+            reason: None,
+            charge: Amounts::default(),
+            leases: 0,
+            attempts: (Time(0), 0),
+            not_before: Time(0),
+            written: None,
+        };
+        self.gangs.gangs.insert(key, gang);
+        self.touched.insert(key);
+    }
+
+    /// A gang's object changed; what is placed stays placed.
+    fn change_gang(&mut self, key: GangKey, spec: GangSpec) {
+        let order = self.order_of(&spec, key);
+        let min_amounts = self.min_amounts(&spec);
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let before = gang.order;
+        if gang.spec.queue != spec.queue {
+            let (from, to) = (gang.spec.queue.clone(), spec.queue.clone());
+            let (charge, kind) = (gang.charge.clone(), gang.phase.kind());
+            let leased = self.leased_amounts(key);
+            let queue = self.queues.ensure(&from);
+            queue.count(kind, false);
+            queue.charged.subtract(&charge);
+            queue.allocated.subtract(&leased);
+            let admitted = queue.admitted.remove(&before);
+            let queue = self.queues.ensure(&to);
+            queue.count(kind, true);
+            queue.charged.add(&charge);
+            queue.allocated.add(&leased);
+            if admitted.is_some() {
+                queue.admitted.insert(before, key);
+            }
+            self.touched_queues.extend([from, to]);
+        }
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let is_new_object = gang.spec.uid != spec.uid;
+        gang.min_amounts = min_amounts;
+        gang.spec = spec;
+        gang.deleted = false;
+        self.move_order(key, before, order);
+        if is_new_object {
+            let finished = self.gangs.gangs.get_mut(&key).is_some_and(|gang| {
+                gang.written = None;
+                matches!(gang.phase, Phase::Finished)
+            });
+            if finished {
+                self.set_phase(key, Phase::Queued);
+            }
+        }
+        self.touched.insert(key);
+    }
+
+    fn min_amounts(&mut self, spec: &GangSpec) -> Amounts {
+        spec.min_resources
+            .as_ref()
+            .map_or_else(Amounts::default, |minimum| self.cluster.resources.amounts(minimum))
+    }
+
+    /// What the leases of a gang hold.
+    pub(crate) fn leased_amounts(&self, key: GangKey) -> Amounts {
+        let mut sum = Amounts::default();
+        for lease in self.leases.leases.values().filter(|lease| lease.gang == Some(key)) {
+            sum.add(&lease.taken.amounts);
+        }
+        sum
+    }
+
+    pub(crate) fn delete_gang(&mut self, name: &GangName) {
+        if let Some(key) = self.gangs.key(name)
+            && let Some(gang) = self.gangs.gangs.get_mut(&key)
+        {
+            gang.deleted = true;
+            self.touched.insert(key);
+        }
+    }
+
+    /// Needs of a pod; alike pods share one value.
+    fn need_of(&mut self, pod: &PodSpec) -> Arc<PodNeed> {
+        if let Some((request, need)) = &self.last_need
+            && *request == pod.request
+            && need.selector == pod.node_selector
+        {
+            return need.clone();
+        }
+        let need = Arc::new(self.new_need(&pod.request, pod));
+        self.last_need = Some((pod.request.clone(), need.clone()));
+        need
+    }
+
+    fn new_need(&mut self, request: &PodRequest, pod: &PodSpec) -> PodNeed {
+        let effective = request.effective();
+        let amounts = self.cluster.resources.amounts(&effective);
+        PodNeed {
+            gpus: u32::try_from(amounts.gpus).unwrap_or(u32::MAX),
+            needs_agent: effective.iter().any(|(name, amount)| name.is_device() && amount > 0),
+            selector: pod.node_selector.clone(),
+            amounts,
+        }
+    }
+
+    pub(crate) fn apply_pod(&mut self, spec: PodSpec) {
+        let need = self.need_of(&spec);
+        let uid = spec.uid.clone();
+        let gang = spec.gang.clone();
+        let before = self.gangs.pods.get(&uid).map(|pod| (pod.spec.gang.clone(), pod.lease));
+        if let Some((old_gang, _)) = &before
+            && *old_gang != gang
+        {
+            self.unlink(&uid, old_gang);
+        }
+        let lease = before.and_then(|(_, lease)| lease);
+        self.gangs.pods_of.entry(gang.clone()).or_default().insert(uid.clone());
+        self.gangs.pods.insert(uid.clone(), Pod { spec, need, lease });
+        if let Some(key) = self.gangs.key(&gang) {
+            self.touched.insert(key);
+            self.note_binding(key, &uid);
+            self.release_if_ended(key, &uid);
+        }
+    }
+
+    /// The node gets the resources of a pod back that has ended or is being deleted.
+    fn release_if_ended(&mut self, key: GangKey, uid: &PodUid) {
+        let Some(pod) = self.gangs.pods.get(uid) else { return };
+        let (Some(lease), true) = (pod.lease, pod_ended(&pod.spec)) else { return };
+        self.leases.want(lease, LeaseState::Gone);
+        let is_bound = pod.spec.binding.is_some();
+        let round = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.round());
+        let is_pending_member =
+            round.is_some_and(|round| round.members.get(uid).is_some_and(|m| m.bind != BindState::Bound));
+        if is_pending_member || !is_bound {
+            self.drop_member(key, uid);
+        }
+    }
+
+    /// A binding that the API shows ends the wait for the Binding's outcome.
+    pub(crate) fn note_binding(&mut self, key: GangKey, uid: &PodUid) {
+        let Some(pod) = self.gangs.pods.get(uid) else { return };
+        let Some(binding) = pod.spec.binding.clone() else { return };
+        match pod.lease {
+            Some(lease) if binding.lease == Some(lease) || self.is_local_there(lease, &binding) => {
+                self.mark_bound(key, uid);
+                let ended = pod_ended(&self.gangs.pods[uid].spec);
+                self.leases.want_at_least(lease, if ended { LeaseState::Gone } else { LeaseState::Bound });
+            }
+            Some(lease) => {
+                // Bound by somebody else: our promise was for nothing, theirs is counted.
+                self.drop_member(key, uid);
+                self.leases.want(lease, LeaseState::Gone);
+                if let Some(pod) = self.gangs.pods.get_mut(uid) {
+                    pod.lease = None;
+                }
+                self.adopt(key, uid);
+            }
+            None if self.synced => self.adopt(key, uid),
+            None => {}
+        }
+    }
+
+    fn mark_bound(&mut self, key: GangKey, uid: &PodUid) {
+        let round = self.gangs.gangs.get_mut(&key).and_then(|gang| gang.phase.round_mut());
+        if let Some(round) = round
+            && let Some(member) = round.members.get_mut(uid)
+        {
+            member.bind = BindState::Bound;
+            round.unbound.remove(uid);
+            round.to_bind.remove(uid);
+        }
+    }
+
+    fn unlink(&mut self, uid: &PodUid, gang: &GangName) {
+        if let Some(pods) = self.gangs.pods_of.get_mut(gang) {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.gangs.pods_of.remove(gang);
+            }
+        }
+        if let Some(key) = self.gangs.key(gang) {
+            self.touched.insert(key);
+        }
+    }
+
+    pub(crate) fn delete_pod(&mut self, uid: &PodUid) {
+        let Some(pod) = self.gangs.pods.remove(uid) else { return };
+        let gang = pod.spec.gang.clone();
+        if let Some(key) = self.gangs.key(&gang) {
+            self.drop_member(key, uid);
+        }
+        if let Some(lease) = pod.lease {
+            self.leases.want(lease, LeaseState::Gone);
+        }
+        self.unlink(uid, &gang);
+    }
+
+    /// Takes a pod out of its gang's round; the round goes on without it once it is committed.
+    pub(crate) fn drop_member(&mut self, key: GangKey, uid: &PodUid) {
+        let round = self.gangs.gangs.get_mut(&key).and_then(|gang| gang.phase.round_mut());
+        if let Some(round) = round
+            && let Some(member) = round.members.remove(uid)
+        {
+            round.unconfirmed.remove(&member.lease);
+            round.unarmed.remove(&member.lease);
+            round.to_bind.remove(uid);
+            round.unbound.remove(uid);
+            round.lost_member = true;
+            self.touched.insert(key);
+        }
+    }
+}
+
+/// Its node may have its resources back.
+pub(crate) fn pod_ended(pod: &PodSpec) -> bool {
+    pod.phase.is_terminal() || pod.deleting
+}

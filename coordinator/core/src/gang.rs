@@ -1,0 +1,132 @@
+//! Gangs and pods as the core keeps them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::gang::{GangSpec, PodSpec};
+use phalanx_common::ids::{GangName, LeaseId, PodUid};
+use phalanx_common::units::Time;
+
+use crate::action::GangStatus;
+use crate::amounts::Amounts;
+use crate::phase::Phase;
+use crate::place::PodNeed;
+use crate::reason::Reason;
+
+/// Number of a gang: order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GangKey(pub(crate) u64);
+
+/// Order of gangs: queue priority, priority, creation time, order of arrival, UID.
+pub(crate) type OrderKey = (Reverse<i32>, Reverse<i32>, Time, GangKey);
+
+/// One gang.
+#[derive(Clone, Debug)]
+pub(crate) struct Gang {
+    pub(crate) spec: GangSpec,
+    /// Its PodGroup is gone; kept until its pods are.
+    pub(crate) deleted: bool,
+    pub(crate) order: OrderKey,
+    pub(crate) phase: Phase,
+    pub(crate) reason: Option<Reason>,
+    /// `spec.minResources` as numbers.
+    pub(crate) min_amounts: Amounts,
+    /// What is charged to its queue while it is admitted and has no place.
+    pub(crate) charge: Amounts,
+    /// Leases it has, those on their way out included.
+    pub(crate) leases: u32,
+    /// Starts of placement in the present minute.
+    pub(crate) attempts: (Time, u32),
+    /// Not to be tried before.
+    pub(crate) not_before: Time,
+    /// The status written last.
+    pub(crate) written: Option<GangStatus>,
+}
+
+impl Gang {
+    pub(crate) fn key(&self) -> GangKey {
+        self.order.3
+    }
+}
+
+/// One pod.
+#[derive(Clone, Debug)]
+pub(crate) struct Pod {
+    pub(crate) spec: PodSpec,
+    pub(crate) need: Arc<PodNeed>,
+    /// Lease that holds its place.
+    pub(crate) lease: Option<LeaseId>,
+}
+
+impl Pod {
+    /// Waits for a place.
+    pub(crate) fn is_unplaced(&self) -> bool {
+        self.lease.is_none()
+            && self.spec.binding.is_none()
+            && !self.spec.phase.is_terminal()
+            && !self.spec.deleting
+    }
+
+    /// Bound, not ended, not being deleted.
+    pub(crate) fn is_live(&self) -> bool {
+        self.spec.binding.is_some() && !self.spec.phase.is_terminal() && !self.spec.deleting
+    }
+}
+
+/// All gangs and pods.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gangs {
+    pub(crate) gangs: BTreeMap<GangKey, Gang>,
+    pub(crate) by_name: BTreeMap<GangName, GangKey>,
+    pub(crate) pods: BTreeMap<PodUid, Pod>,
+    /// Pods by gang, whether the gang is known yet or not.
+    pub(crate) pods_of: BTreeMap<GangName, BTreeSet<PodUid>>,
+}
+
+/// Pods of a gang by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) all: u32,
+    pub(crate) live: u32,
+    pub(crate) running: u32,
+    pub(crate) succeeded: u32,
+    pub(crate) failed: u32,
+    pub(crate) unplaced: u32,
+}
+
+impl Gangs {
+    pub(crate) fn key(&self, name: &GangName) -> Option<GangKey> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Pods of a gang.
+    pub(crate) fn pods_of(&self, name: &GangName) -> impl Iterator<Item = (&PodUid, &Pod)> {
+        let uids = self.pods_of.get(name).into_iter().flatten();
+        uids.filter_map(|uid| self.pods.get_key_value(uid))
+    }
+
+    pub(crate) fn tally(&self, name: &GangName) -> Tally {
+        use phalanx_common::gang::PodPhase;
+        let mut tally = Tally::default();
+        for (_, pod) in self.pods_of(name) {
+            tally.all += 1;
+            tally.live += u32::from(pod.is_live());
+            tally.unplaced += u32::from(pod.is_unplaced());
+            match pod.spec.phase {
+                PodPhase::Running => tally.running += u32::from(!pod.spec.deleting),
+                PodPhase::Succeeded => tally.succeeded += 1,
+                PodPhase::Failed => tally.failed += 1,
+                PodPhase::Pending => {}
+            }
+        }
+        tally
+    }
+}
+
+/// Sorts names as people count: `worker-2` before `worker-10`.
+pub(crate) fn natural(name: &str) -> (&str, u64, &str) {
+    let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
+    let (stem, number) = name.split_at(digits);
+    (stem, number.parse().unwrap_or(0), name)
+}

@@ -1,0 +1,116 @@
+//! Invariants that hold after every step; checked after each event in tests and simulation.
+
+use std::collections::BTreeMap;
+
+use crate::amounts::Amounts;
+use crate::core::Core;
+use crate::phase::{Phase, PhaseKind};
+
+/// Checks the ledger and the gangs.
+///
+/// # Errors
+/// The first invariant that does not hold, with the values.
+pub fn check(core: &Core) -> Result<(), String> {
+    check_nodes(core)?;
+    check_queues(core)?;
+    check_gangs(core)
+}
+
+/// Each GPU has at most one holder; a node's use is the sum of its leases; free is never negative.
+fn check_nodes(core: &Core) -> Result<(), String> {
+    for (index, node) in core.cluster.nodes() {
+        let mut used = Amounts::default();
+        for id in core.leases.by_node.get(&index).into_iter().flatten() {
+            let Some(lease) = core.leases.leases.get(id) else {
+                return Err(format!("node {}: lease {id} is listed and not known", node.name));
+            };
+            used.add(&lease.taken.amounts);
+        }
+        if !same(&used, &node.used) {
+            return Err(format!("node {}: used {:?}, its leases hold {used:?}", node.name, node.used));
+        }
+        let Some(agent) = &node.agent else { continue };
+        for (gpu, holder) in agent.inventory.gpus.iter().zip(&agent.holders) {
+            let held_by_known = holder.is_none_or(|id| {
+                core.leases.leases.get(&id).is_some_and(|lease| lease.taken.gpus.contains(&gpu.id))
+            });
+            if !held_by_known {
+                return Err(format!(
+                    "node {}: {} is held by {holder:?}, which does not name it",
+                    node.name, gpu.id
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a queue has allocated is the sum of its gangs' leases; what it charges, of its admitted gangs.
+fn check_queues(core: &Core) -> Result<(), String> {
+    let mut allocated: BTreeMap<&str, Amounts> = BTreeMap::new();
+    let mut charged: BTreeMap<&str, Amounts> = BTreeMap::new();
+    for lease in core.leases.leases.values() {
+        if let Some(gang) = lease.gang.and_then(|key| core.gangs.gangs.get(&key)) {
+            allocated.entry(gang.spec.queue.as_str()).or_default().add(&lease.taken.amounts);
+        }
+    }
+    for gang in core.gangs.gangs.values() {
+        charged.entry(gang.spec.queue.as_str()).or_default().add(&gang.charge);
+    }
+    for (name, queue) in &core.queues.queues {
+        let none = Amounts::default();
+        let held = allocated.get(name.as_str()).unwrap_or(&none);
+        if !same(held, &queue.allocated) {
+            return Err(format!("queue {name}: allocated {:?}, its pods hold {held:?}", queue.allocated));
+        }
+        let asked = charged.get(name.as_str()).unwrap_or(&none);
+        if !same(asked, &queue.charged) {
+            return Err(format!("queue {name}: charged {:?}, its gangs {asked:?}", queue.charged));
+        }
+    }
+    Ok(())
+}
+
+/// Equal but for zeros that one of the two names.
+fn same(left: &Amounts, right: &Amounts) -> bool {
+    let covers = |left: &Amounts, right: &Amounts| left.keys().all(|key| left.get(key) == right.get(key));
+    covers(left, right) && covers(right, left)
+}
+
+/// Nothing of a gang is bound before its commit point; below its minimum only where that has a name.
+fn check_gangs(core: &Core) -> Result<(), String> {
+    for gang in core.gangs.gangs.values() {
+        let tally = core.gangs.tally(&gang.spec.name);
+        let kind = gang.phase.kind();
+        let volatile = matches!(kind, PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming);
+        if volatile && matches!(gang.phase, Phase::Placing(_)) && tally.live > 0 {
+            return Err(format!(
+                "gang {}: {} pods bound in phase {}",
+                gang.spec.name,
+                tally.live,
+                kind.as_str()
+            ));
+        }
+        if let Some(round) = gang.phase.round() {
+            for (uid, member) in &round.members {
+                let lease = core.leases.leases.get(&member.lease);
+                if lease.is_none_or(|lease| lease.pod() != uid) {
+                    return Err(format!(
+                        "gang {}: lease {} of pod {uid} is gone",
+                        gang.spec.name, member.lease
+                    ));
+                }
+            }
+        }
+        let waits = core.waiting.contains_key(&gang.order);
+        if matches!(kind, PhaseKind::Queued | PhaseKind::Admitted)
+            && !waits
+            && !gang.deleted
+            && core.synced
+            && !core.touched.contains(&gang.key())
+        {
+            return Err(format!("gang {} is {} and nothing will look at it", gang.spec.name, kind.as_str()));
+        }
+    }
+    Ok(())
+}

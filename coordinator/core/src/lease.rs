@@ -1,0 +1,147 @@
+//! Leases as the coordinator sees them: what it wants each to be, what the agent last said it is, and
+//! the one message that brings the two together. Losses, duplicates and reconnects need no case of
+//! their own: whatever differs is sent again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::gang::{ContainerKind, PodRequest};
+use phalanx_common::ids::{GpuId, LeaseId, PodUid, Term};
+use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::{ContainerDevices, LeaseRequest, LeaseState, ToAgent};
+
+use crate::cluster::{NodeIndex, Taken};
+use crate::gang::GangKey;
+
+/// One lease.
+#[derive(Clone, Debug)]
+pub(crate) struct Lease {
+    pub(crate) node: NodeIndex,
+    /// What it takes from the node.
+    pub(crate) taken: Taken,
+    pub(crate) request: Arc<LeaseRequest>,
+    /// The gang that is charged; `None` for a lease of an agent that nobody here knows.
+    pub(crate) gang: Option<GangKey>,
+    /// The node has no agent: the coordinator's own ledger is the only one.
+    pub(crate) local: bool,
+    /// What it shall be.
+    pub(crate) wanted: LeaseState,
+    /// What the agent last said; `None` = it does not have it.
+    pub(crate) known: Option<LeaseState>,
+    /// When the last message about it was sent, and to which end.
+    pub(crate) sent: Option<(Time, LeaseState)>,
+}
+
+impl Lease {
+    pub(crate) fn pod(&self) -> &PodUid {
+        &self.request.pod
+    }
+
+    /// The state the next message asks for; `None` where nothing is to be said.
+    pub(crate) fn next_state(&self) -> Option<LeaseState> {
+        use LeaseState::{Armed, Bound, Gone, Releasing, Reserved, Started};
+        match (self.wanted, self.known) {
+            (Gone, Some(Gone)) => None,
+            (Gone, _) => Some(Gone),
+            (_, None) => Some(Reserved),
+            (wanted, Some(Reserved)) if wanted >= Armed => Some(Armed),
+            (wanted, Some(Armed)) if wanted >= Bound => Some(Bound),
+            (Started, Some(Bound)) => Some(Started),
+            (_, Some(Reserved | Armed | Bound | Started | Releasing | Gone)) => None,
+        }
+    }
+
+    /// The message that asks for a state.
+    pub(crate) fn message(&self, state: LeaseState, term: Term, expires_in_ms: Millis) -> ToAgent {
+        let lease = self.taken.lease;
+        match state {
+            LeaseState::Reserved => {
+                ToAgent::Reserve { term, lease, request: Box::new((*self.request).clone()), expires_in_ms }
+            }
+            LeaseState::Armed => ToAgent::Arm { term, lease },
+            LeaseState::Bound => ToAgent::Bound { term, lease },
+            LeaseState::Started => ToAgent::GangBound { term, lease },
+            LeaseState::Releasing | LeaseState::Gone => ToAgent::Release { term, lease },
+        }
+    }
+}
+
+/// All leases.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Leases {
+    pub(crate) leases: BTreeMap<LeaseId, Lease>,
+    pub(crate) by_node: BTreeMap<NodeIndex, BTreeSet<LeaseId>>,
+    /// Leases that changed and may have something to send.
+    pub(crate) touched: BTreeSet<LeaseId>,
+    next_serial: u64,
+}
+
+impl Leases {
+    /// A new id under a term.
+    pub(crate) fn next_id(&mut self, term: Term) -> LeaseId {
+        self.next_serial += 1;
+        LeaseId { term: term.counter, serial: self.next_serial }
+    }
+
+    pub(crate) fn insert(&mut self, lease: Lease) {
+        let id = lease.taken.lease;
+        self.by_node.entry(lease.node).or_default().insert(id);
+        self.leases.insert(id, lease);
+        self.touched.insert(id);
+    }
+
+    pub(crate) fn remove(&mut self, id: LeaseId) -> Option<Lease> {
+        let lease = self.leases.remove(&id)?;
+        if let Some(of_node) = self.by_node.get_mut(&lease.node) {
+            of_node.remove(&id);
+            if of_node.is_empty() {
+                self.by_node.remove(&lease.node);
+            }
+        }
+        self.touched.remove(&id);
+        Some(lease)
+    }
+
+    /// Raises what a lease shall be; never back.
+    pub(crate) fn want_at_least(&mut self, id: LeaseId, state: LeaseState) {
+        if self.leases.get(&id).is_some_and(|lease| lease.wanted < state) {
+            self.want(id, state);
+        }
+    }
+
+    pub(crate) fn want(&mut self, id: LeaseId, state: LeaseState) {
+        if let Some(lease) = self.leases.get_mut(&id)
+            && lease.wanted != state
+            && lease.wanted != LeaseState::Gone
+        {
+            lease.wanted = state;
+            lease.sent = None;
+            self.touched.insert(id);
+        }
+    }
+}
+
+/// Shares a pod's GPUs among its containers, in their order: apps and sidecars get GPUs of their own,
+/// an init container uses GPUs that its pod holds anyway and no earlier sidecar has.
+pub(crate) fn devices(request: &PodRequest, gpus: &[GpuId]) -> Vec<ContainerDevices> {
+    let mut own = 0;
+    let mut devices = Vec::new();
+    for container in &request.containers {
+        let asked = usize::try_from(container.requests.gpus()).unwrap_or(usize::MAX);
+        if asked == 0 {
+            continue;
+        }
+        let first = own.min(gpus.len());
+        let last = first.saturating_add(asked).min(gpus.len());
+        if container.kind != ContainerKind::Init {
+            own = last;
+        }
+        let name = container.name.clone();
+        devices.push(ContainerDevices {
+            container: name,
+            gpus: gpus[first..last].to_vec(),
+            nics: Vec::new(),
+        });
+    }
+    devices
+}

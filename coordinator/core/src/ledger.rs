@@ -1,0 +1,128 @@
+//! Keeps leases, nodes and queues in step: whatever a lease takes from a node is charged to a queue,
+//! and given back in both when the lease is gone.
+
+use phalanx_common::gang::PodBinding;
+use phalanx_common::ids::LeaseId;
+use phalanx_common::units::Time;
+use phalanx_common::wire::LeaseState;
+
+use crate::action::{Action, Command};
+use crate::core::{Core, Timer};
+use crate::lease::Lease;
+use crate::phase::Step;
+
+impl Core {
+    /// A lease comes to be: its resources are taken and charged.
+    pub(crate) fn insert_lease(&mut self, lease: Lease) {
+        self.cluster.take(lease.node, &lease.taken);
+        if let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {
+            gang.leases += 1;
+            let queue = gang.spec.queue.clone();
+            self.queues.ensure(&queue).allocated.add(&lease.taken.amounts);
+            self.touched_queues.insert(queue);
+        }
+        self.leases.insert(lease);
+    }
+
+    /// A lease is gone: its resources are free.
+    pub(crate) fn remove_lease(&mut self, id: LeaseId) {
+        let Some(lease) = self.leases.remove(id) else { return };
+        self.cluster.give_back(lease.node, &lease.taken);
+        if let Some(pod) = self.gangs.pods.get_mut(lease.pod())
+            && pod.lease == Some(id)
+        {
+            pod.lease = None;
+        }
+        let Some(key) = lease.gang else { return };
+        self.touched.insert(key);
+        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            gang.leases = gang.leases.saturating_sub(1);
+            let queue = gang.spec.queue.clone();
+            self.queues.ensure(&queue).allocated.subtract(&lease.taken.amounts);
+            self.touched_queues.insert(queue);
+        }
+    }
+
+    /// True where the coordinator itself keeps the lease and the binding is to its node.
+    pub(crate) fn is_local_there(&self, id: LeaseId, binding: &PodBinding) -> bool {
+        let lease = self.leases.leases.get(&id);
+        lease.is_some_and(|lease| lease.local && self.cluster.node(lease.node).name == binding.node)
+    }
+
+    /// An agent said what a lease is.
+    pub(crate) fn lease_known(&mut self, id: LeaseId, state: Option<LeaseState>) {
+        let Some(lease) = self.leases.leases.get_mut(&id) else { return };
+        lease.known = state;
+        lease.sent = None;
+        self.leases.touched.insert(id);
+        let Some(key) = lease.gang else { return };
+        let wanted = lease.wanted;
+        let Some(round) = self.gangs.gangs.get_mut(&key).and_then(|gang| gang.phase.round_mut()) else {
+            return;
+        };
+        if wanted == LeaseState::Gone || !round.members.values().any(|member| member.lease == id) {
+            return;
+        }
+        let confirmed =
+            state.is_some_and(|state| state >= LeaseState::Reserved && state < LeaseState::Releasing);
+        let armed = confirmed && state.is_some_and(|state| state >= LeaseState::Armed);
+        if confirmed {
+            round.unconfirmed.remove(&id)
+        } else {
+            round.unconfirmed.insert(id)
+        };
+        if armed {
+            round.unarmed.remove(&id)
+        } else {
+            round.unarmed.insert(id)
+        };
+        let step_done = match round.step {
+            Step::Reserving => round.unconfirmed.is_empty(),
+            Step::Arming => round.unarmed.is_empty(),
+            Step::Committing => false,
+            Step::Binding => !round.to_bind.is_empty(),
+        };
+        if step_done {
+            self.touched.insert(key);
+        }
+    }
+
+    /// Sends for each lease what brings it nearer to what it shall be.
+    pub(crate) fn drive_leases(&mut self, now: Time, actions: &mut Vec<Action>) {
+        while let Some(id) = self.leases.touched.pop_first() {
+            self.drive_lease(id, now, actions);
+        }
+    }
+
+    fn drive_lease(&mut self, id: LeaseId, now: Time, actions: &mut Vec<Action>) {
+        let resend_at = now + self.settings.resend_ms;
+        let Some(lease) = self.leases.leases.get_mut(&id) else { return };
+        if lease.local {
+            if lease.wanted == LeaseState::Gone {
+                self.remove_lease(id);
+            } else {
+                lease.known = Some(lease.wanted);
+            }
+            return;
+        }
+        if lease.wanted == LeaseState::Gone && lease.known == Some(LeaseState::Gone) {
+            self.remove_lease(id);
+            return;
+        }
+        let Some(state) = lease.next_state() else { return };
+        let node = self.cluster.node(lease.node);
+        let Some(session) = node.agent.as_ref().and_then(|agent| agent.session) else { return };
+        if let Some((at, sent)) = lease.sent
+            && sent == state
+            && now < at + self.settings.resend_ms
+        {
+            // Sent, and the answer is not due yet; the timer set then will come back here.
+            return;
+        }
+        lease.sent = Some((now, state));
+        let message = Box::new(lease.message(state, self.term, self.settings.reservation_ms));
+        let node = node.name.clone();
+        self.timers.insert((resend_at, Timer::Resend(id)));
+        self.emit(Command::Send { node, session, message }, actions);
+    }
+}

@@ -1,0 +1,382 @@
+//! A gang's life outside its rounds: from its pods' facts to its phase, and what is written of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::gang::PodPhase;
+use phalanx_common::ids::PodUid;
+use phalanx_common::units::Time;
+use phalanx_common::wire::LeaseState;
+
+use crate::action::{Action, Command, GangPhase, GangStatus};
+use crate::amounts::Amounts;
+use crate::core::{Core, Pending, Timer};
+use crate::gang::{GangKey, Tally};
+use crate::phase::{BindState, Phase, PhaseKind};
+
+impl Core {
+    /// Changes a gang's phase, and everything that is counted by phase.
+    pub(crate) fn set_phase(&mut self, key: GangKey, phase: Phase) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let (before, after) = (gang.phase.kind(), phase.kind());
+        gang.phase = phase;
+        self.count_move(key, before, after);
+        if after != PhaseKind::Admitted {
+            self.charge_admission(key, Amounts::default());
+        }
+    }
+
+    /// Moves a round to its next step.
+    pub(crate) fn set_step(&mut self, key: GangKey, step: crate::phase::Step) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let before = gang.phase.kind();
+        if let Some(round) = gang.phase.round_mut() {
+            round.step = step;
+        }
+        let after = gang.phase.kind();
+        self.count_move(key, before, after);
+    }
+
+    fn count_move(&mut self, key: GangKey, before: PhaseKind, after: PhaseKind) {
+        debug_assert!(before.may_become(after), "{before:?} -> {after:?}");
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        if before != after {
+            let name = gang.spec.queue.clone();
+            let queue = self.queues.ensure(&name);
+            queue.count(before, false);
+            queue.count(after, true);
+            self.touched_queues.insert(name);
+        }
+    }
+
+    /// Charges an admitted gang that has no place yet; zero takes the charge back.
+    pub(crate) fn charge_admission(&mut self, key: GangKey, charge: Amounts) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        if gang.charge == charge {
+            return;
+        }
+        let queue = self.queues.ensure(&gang.spec.queue);
+        queue.charged.subtract(&gang.charge);
+        queue.charged.add(&charge);
+        let freed = charge.is_zero();
+        if freed {
+            queue.admitted.remove(&gang.order);
+        } else {
+            queue.admitted.insert(gang.order, key);
+        }
+        gang.charge = charge;
+        if freed && !matches!(gang.phase, Phase::Placing(_)) {
+            self.wake_all();
+        }
+    }
+
+    /// The gang waits for a place, or does not any more.
+    fn set_waiting(&mut self, key: GangKey, waits: bool) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let order = gang.order;
+        if waits {
+            self.waiting.insert(order, key);
+            self.to_try.insert(order);
+        } else {
+            self.waiting.remove(&order);
+            self.to_try.remove(&order);
+        }
+    }
+
+    /// True where at least the gang's minimum is bound or has ended well.
+    pub(crate) fn is_satisfied(&self, key: GangKey) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        let counts = |pod: &crate::gang::Pod| pod.is_live() || pod.spec.phase == PodPhase::Succeeded;
+        let mut total = 0;
+        let mut tasks: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
+        for (_, pod) in self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| counts(pod)) {
+            total += 1;
+            *tasks.entry(&pod.spec.task).or_default() += 1;
+        }
+        let minima = task_minima(&gang.spec);
+        total >= gang.spec.min_member.max(1)
+            && minima.iter().all(|(task, minimum)| tasks.get(task).copied().unwrap_or(0) >= *minimum)
+    }
+
+    /// Reacts to a gang's facts.
+    pub(crate) fn progress(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        match gang.phase.kind() {
+            PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding => {
+                self.set_waiting(key, false);
+                self.progress_round(key, now, actions);
+            }
+            PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Finished => self.progress_idle(key, now),
+            PhaseKind::Running | PhaseKind::Degraded => self.progress_running(key, now, actions),
+            PhaseKind::Evicting => self.progress_evicting(key, now, actions),
+        }
+    }
+
+    fn progress_idle(&mut self, key: GangKey, now: Time) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let tally = self.gangs.tally(&gang.spec.name);
+        let kind = gang.phase.kind();
+        if gang.deleted {
+            self.set_waiting(key, false);
+            self.forget_if_empty(key, tally);
+            return;
+        }
+        let all_ended = tally.all > 0 && tally.succeeded + tally.failed == tally.all;
+        if tally.live > 0 {
+            // Pods that run already: found at a start, or bound by somebody else.
+            self.settle_found(key, now);
+        } else if all_ended {
+            if kind != PhaseKind::Finished {
+                self.set_waiting(key, false);
+                self.set_phase(key, Phase::Finished);
+            }
+        } else if kind == PhaseKind::Finished {
+            if tally.unplaced > 0 {
+                self.set_phase(key, Phase::Queued);
+                self.set_waiting(key, true);
+            }
+        } else {
+            self.set_waiting(key, true);
+        }
+    }
+
+    /// A gang with bound pods and no round: it runs, or is degraded.
+    fn settle_found(&mut self, key: GangKey, now: Time) {
+        self.set_waiting(key, false);
+        let phase = if self.is_satisfied(key) {
+            self.open_start_gate(key);
+            Phase::Running { round: None }
+        } else {
+            let cause = Arc::from("fewer pods than its minimum are bound");
+            Phase::Degraded { since: now, cause, round: None, roll_back_at: None }
+        };
+        self.set_phase(key, phase);
+        self.touched.insert(key);
+    }
+
+    /// A gang whose object and pods are gone is forgotten.
+    fn forget_if_empty(&mut self, key: GangKey, tally: Tally) {
+        let leases = self.gangs.gangs.get(&key).map_or(0, |gang| gang.leases);
+        if tally.all > 0 || leases > 0 {
+            return;
+        }
+        self.charge_admission(key, Amounts::default());
+        let Some(gang) = self.gangs.gangs.remove(&key) else { return };
+        self.gangs.by_name.remove(&gang.spec.name);
+        self.waiting.remove(&gang.order);
+        self.to_try.remove(&gang.order);
+        let queue = self.queues.ensure(&gang.spec.queue);
+        queue.count(gang.phase.kind(), false);
+        if queue.is_unused() {
+            self.queues.queues.remove(&gang.spec.queue);
+        }
+        self.touched_queues.insert(gang.spec.queue);
+    }
+
+    fn progress_running(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let tally = self.gangs.tally(&gang.spec.name);
+        let has_round = gang.phase.round().is_some();
+        let roll_back = matches!(gang.phase, Phase::Degraded { roll_back_at: Some(at), .. } if at <= now);
+        let deleted = gang.deleted;
+        if has_round {
+            self.set_waiting(key, false);
+            self.progress_round(key, now, actions);
+            return;
+        }
+        if tally.all == 0 || (tally.live == 0 && tally.unplaced > 0 && tally.succeeded + tally.failed == 0) {
+            // Nothing of it is left: what comes next is a new start.
+            self.set_phase(key, Phase::Queued);
+            self.set_waiting(key, !deleted);
+            self.touched.insert(key);
+        } else if tally.succeeded + tally.failed == tally.all {
+            self.set_waiting(key, false);
+            self.set_phase(key, Phase::Finished);
+            self.touched.insert(key);
+        } else if self.is_satisfied(key) {
+            self.open_start_gate(key);
+            if matches!(gang_kind(self, key), Some(PhaseKind::Degraded)) {
+                self.set_phase(key, Phase::Running { round: None });
+            }
+            self.set_waiting(key, tally.unplaced > 0 && !deleted);
+        } else {
+            if roll_back {
+                self.roll_back(key, now, actions);
+                return;
+            }
+            if matches!(gang_kind(self, key), Some(PhaseKind::Running)) {
+                let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
+                self.set_phase(key, Phase::Degraded { since: now, cause, round: None, roll_back_at: None });
+            }
+            self.set_waiting(key, tally.unplaced > 0 && !deleted);
+        }
+    }
+
+    /// The binding deadline has passed, or the gang cannot be completed: bound pods are deleted, and
+    /// leases of pods that are not bound end once no Binding can reach those any more.
+    pub(crate) fn roll_back(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let name = gang.spec.name.clone();
+        let round = gang.phase.round().cloned();
+        let is_growth = matches!(gang.phase, Phase::Running { .. });
+        let mut evicted = BTreeSet::new();
+        let mut fencing = BTreeMap::new();
+        let unbound = round.as_ref().map_or_else(BTreeSet::new, |round| round.unbound.clone());
+        for uid in &unbound {
+            let Some(pod) = self.gangs.pods.get(uid) else { continue };
+            let bind = round.as_ref().and_then(|round| round.members.get(uid)).map(|member| member.bind);
+            if matches!(bind, Some(BindState::Sent(_) | BindState::Reading(_))) {
+                let fence =
+                    Command::FenceWrite { pod: uid.clone(), name: pod.spec.name.clone(), term: self.term };
+                fencing
+                    .insert(uid.clone(), self.emit_pending(fence, Pending::Pod(key, uid.clone()), actions));
+            } else if let Some(lease) = self.gangs.pods.get_mut(uid).and_then(|pod| pod.lease.take()) {
+                self.leases.want(lease, LeaseState::Gone);
+            }
+        }
+        if is_growth && fencing.is_empty() {
+            // The gang itself runs; only the pods that should have joined it wait on.
+            self.set_phase(key, Phase::Running { round: None });
+            self.touched.insert(key);
+            return;
+        }
+        for (uid, pod) in self.gangs.pods_of(&name) {
+            if pod.is_live() && !is_growth {
+                evicted.insert(uid.clone());
+            }
+        }
+        let cause: Arc<str> = Arc::from(format!(
+            "not all pods were bound by the binding deadline: {} were missing",
+            unbound.len()
+        ));
+        let message = format!("gang {name} is rolled back: {cause}");
+        self.emit(Command::Warn { message }, actions);
+        self.set_phase(key, Phase::Evicting { cause, pods: evicted, fencing, retry_at: now });
+        self.touched.insert(key);
+    }
+
+    fn progress_evicting(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let retry = now + self.settings.resend_ms;
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let name = gang.spec.name.clone();
+        let Phase::Evicting { cause, pods, fencing, retry_at } = &mut gang.phase else { return };
+        let pod_table = &self.gangs.pods;
+        pods.retain(|uid| pod_table.get(uid).is_some_and(|pod| !pod.spec.phase.is_terminal()));
+        fencing.retain(|uid, _| pod_table.contains_key(uid));
+        if pods.is_empty() && fencing.is_empty() {
+            self.emit(Command::DeletePlan { gang: name }, actions);
+            let runs_on = self.is_satisfied(key);
+            self.set_phase(key, if runs_on { Phase::Running { round: None } } else { Phase::Queued });
+            self.touched.insert(key);
+            return;
+        }
+        if *retry_at > now {
+            return;
+        }
+        *retry_at = retry;
+        let cause = cause.clone();
+        let uids: Vec<PodUid> = pods.iter().cloned().collect();
+        let lost_fences: Vec<PodUid> = fencing
+            .iter()
+            .filter(|(_, id)| !self.pending.contains_key(id))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for pod in uids {
+            let Some(known) = self.gangs.pods.get(&pod).filter(|known| !known.spec.deleting) else {
+                continue;
+            };
+            let name = known.spec.name.clone();
+            self.emit(Command::Evict { pod, name, cause: cause.clone() }, actions);
+        }
+        for pod in lost_fences {
+            let Some(known) = self.gangs.pods.get(&pod) else { continue };
+            let fence =
+                Command::FenceWrite { pod: pod.clone(), name: known.spec.name.clone(), term: self.term };
+            let id = self.emit_pending(fence, Pending::Pod(key, pod.clone()), actions);
+            if let Some(Phase::Evicting { fencing, .. }) =
+                self.gangs.gangs.get_mut(&key).map(|gang| &mut gang.phase)
+            {
+                fencing.insert(pod, id);
+            }
+        }
+        self.timers.insert((retry, Timer::Gang(key)));
+    }
+
+    /// Writes a gang's status where it differs from what was written. A reason counts by its kind: its
+    /// numbers change all the time and stand in `explain`.
+    pub(crate) fn write_gang_status(&mut self, key: GangKey, actions: &mut Vec<Action>) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        if gang.deleted {
+            return;
+        }
+        let tally = self.gangs.tally(&gang.spec.name);
+        let phase = pod_group_phase(gang.phase.kind());
+        let waits = matches!(phase, GangPhase::Pending | GangPhase::Inqueue | GangPhase::Unknown);
+        let status = GangStatus {
+            phase,
+            reason: gang.reason.clone().filter(|_| waits),
+            running: tally.running,
+            succeeded: tally.succeeded,
+            failed: tally.failed,
+        };
+        let code = |status: &GangStatus| status.reason.as_ref().map(crate::reason::Reason::code);
+        let same = gang.written.as_ref().is_some_and(|written| {
+            code(written) == code(&status)
+                && GangStatus { reason: None, ..written.clone() }
+                    == GangStatus { reason: None, ..status.clone() }
+        });
+        if same {
+            return;
+        }
+        let command = Command::SetGangStatus {
+            gang: gang.spec.name.clone(),
+            uid: gang.spec.uid.clone(),
+            status: Box::new(status.clone()),
+        };
+        self.emit_pending(command, Pending::GangStatus(key), actions);
+        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            gang.written = Some(status);
+        }
+    }
+
+    pub(crate) fn write_queue_status(&mut self, actions: &mut Vec<Action>) {
+        while let Some(name) = self.touched_queues.pop_first() {
+            let Some(queue) = self.queues.queues.get_mut(&name) else { continue };
+            let status = queue.status(&self.cluster.resources);
+            if queue.spec.is_none() || queue.written.as_ref() == Some(&status) {
+                continue;
+            }
+            queue.written = Some(status.clone());
+            let command = Command::SetQueueStatus { queue: name.clone(), status };
+            self.emit_pending(command, Pending::QueueStatus(name), actions);
+        }
+    }
+}
+
+fn gang_kind(core: &Core, key: GangKey) -> Option<PhaseKind> {
+    core.gangs.gangs.get(&key).map(|gang| gang.phase.kind())
+}
+
+/// Minima of single tasks. As in Volcano they only count where minMember covers their sum.
+pub(crate) fn task_minima(spec: &phalanx_common::gang::GangSpec) -> BTreeMap<&Arc<str>, u32> {
+    let sum: u64 = spec.min_task_member.values().map(|minimum| u64::from(*minimum)).sum();
+    if u64::from(spec.min_member) < sum {
+        return BTreeMap::new();
+    }
+    spec.min_task_member.iter().map(|(task, minimum)| (task, *minimum)).collect()
+}
+
+/// The phase in Volcano's words.
+pub(crate) const fn pod_group_phase(kind: PhaseKind) -> GangPhase {
+    match kind {
+        PhaseKind::Queued => GangPhase::Pending,
+        PhaseKind::Admitted
+        | PhaseKind::Reserving
+        | PhaseKind::Committing
+        | PhaseKind::Arming
+        | PhaseKind::Binding => GangPhase::Inqueue,
+        PhaseKind::Running => GangPhase::Running,
+        PhaseKind::Degraded | PhaseKind::Evicting => GangPhase::Unknown,
+        PhaseKind::Finished => GangPhase::Completed,
+    }
+}

@@ -1,0 +1,226 @@
+//! Phases of a gang: one enum with a payload per phase, one table of legal moves.
+//!
+//! Durable phases are rebuilt from API and ledgers after a crash; volatile ones are lost and the gang
+//! is queued again. The commit point lies between Arming and Binding: the plan is durable and every
+//! lease is armed before the first Binding is sent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::ids::{ActionId, LeaseId, PodUid};
+use phalanx_common::units::Time;
+
+use crate::cluster::NodeIndex;
+
+/// How far the placement of a set of pods is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Step {
+    /// Agents were asked to promise.
+    Reserving,
+    /// All agents confirmed; the plan is being written.
+    Committing,
+    /// The plan is durable; agents write the leases to disk.
+    Arming,
+    /// Committed: pods are being bound, forward only.
+    Binding,
+}
+
+/// Where the Binding of one pod stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BindState {
+    /// Not sent.
+    Waiting,
+    /// Sent; its outcome will come.
+    Sent(ActionId),
+    /// Its outcome is not known: the pod is being read, or fenced, first.
+    Reading(ActionId),
+    /// To be tried again then.
+    RetryAt(Time),
+    /// Bound.
+    Bound,
+}
+
+/// One pod of a round.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) lease: LeaseId,
+    pub(crate) bind: BindState,
+}
+
+/// Pods that are placed together: the gang's minimum, or pods that join it later.
+#[derive(Clone, Debug)]
+pub(crate) struct Round {
+    pub(crate) step: Step,
+    pub(crate) members: BTreeMap<PodUid, Member>,
+    /// Leases not confirmed yet.
+    pub(crate) unconfirmed: BTreeSet<LeaseId>,
+    /// Leases not armed yet.
+    pub(crate) unarmed: BTreeSet<LeaseId>,
+    /// Pods whose Binding is to be sent.
+    pub(crate) to_bind: BTreeSet<PodUid>,
+    /// Pods not bound yet.
+    pub(crate) unbound: BTreeSet<PodUid>,
+    /// Nodes that refused a member of this round.
+    pub(crate) excluded: BTreeSet<NodeIndex>,
+    /// Until when the present step must be done.
+    pub(crate) deadline: Time,
+    /// Until when all must be bound, once committed.
+    pub(crate) binding_deadline: Time,
+    /// The plan's write, while it is on its way.
+    pub(crate) plan_write: Option<ActionId>,
+    /// A plan may stand in the API.
+    pub(crate) plan_stored: bool,
+    /// A pod left the round: before the commit point the round is planned anew.
+    pub(crate) lost_member: bool,
+}
+
+/// Where a gang is in its life.
+#[derive(Clone, Debug)]
+pub(crate) enum Phase {
+    /// Volatile. Waits for quota, or can never fit as things are.
+    Queued,
+    /// Volatile. Quota is charged, its pods may be created; waits for room.
+    Admitted,
+    /// Volatile until the step is Binding, durable then. The minimum is being placed.
+    Placing(Round),
+    /// Durable. At least the minimum is bound; a round adds further pods.
+    Running { round: Option<Round> },
+    /// Durable. Fewer than the minimum are left; a round replaces what is missing.
+    Degraded { since: Time, cause: Arc<str>, round: Option<Round>, roll_back_at: Option<Time> },
+    /// Durable. Bound pods are being deleted, since the gang could not be completed, or for others.
+    /// Pods in `fencing` may be bound any moment: their leases are kept until a write to the pod has
+    /// made any Binding on its way fail.
+    Evicting { cause: Arc<str>, pods: BTreeSet<PodUid>, fencing: BTreeMap<PodUid, ActionId>, retry_at: Time },
+    /// Durable. All pods have ended.
+    Finished,
+}
+
+/// A phase without its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PhaseKind {
+    Queued,
+    Admitted,
+    Reserving,
+    Committing,
+    Arming,
+    Binding,
+    Running,
+    Degraded,
+    Evicting,
+    Finished,
+}
+
+impl PhaseKind {
+    /// Phases that may follow.
+    const fn next(self) -> &'static [Self] {
+        use PhaseKind::{
+            Admitted, Arming, Binding, Committing, Degraded, Evicting, Finished, Queued, Reserving, Running,
+        };
+        match self {
+            // Binding, Running and Degraded follow Queued only where a start finds them in API and ledgers.
+            Queued => &[Admitted, Binding, Running, Degraded, Finished],
+            Admitted => &[Queued, Reserving, Running, Degraded, Finished],
+            Reserving => &[Queued, Admitted, Committing],
+            Committing => &[Queued, Admitted, Arming],
+            Arming => &[Queued, Admitted, Binding],
+            Binding => &[Running, Degraded, Evicting, Queued],
+            Running => &[Degraded, Evicting, Finished, Queued],
+            Degraded => &[Running, Evicting, Finished, Queued],
+            Evicting => &[Queued, Running, Finished],
+            Finished => &[Queued, Running, Degraded],
+        }
+    }
+
+    /// True where a move is legal.
+    pub(crate) fn may_become(self, next: Self) -> bool {
+        self == next || self.next().contains(&next)
+    }
+
+    /// True where the phase survives a crash of the coordinator.
+    #[cfg(test)]
+    pub(crate) const fn is_durable(self) -> bool {
+        match self {
+            Self::Queued | Self::Admitted | Self::Reserving | Self::Committing | Self::Arming => false,
+            Self::Binding | Self::Running | Self::Degraded | Self::Evicting | Self::Finished => true,
+        }
+    }
+
+    /// Name for people.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Admitted => "admitted",
+            Self::Reserving => "reserving",
+            Self::Committing => "committing",
+            Self::Arming => "arming",
+            Self::Binding => "binding",
+            Self::Running => "running",
+            Self::Degraded => "degraded",
+            Self::Evicting => "evicting",
+            Self::Finished => "finished",
+        }
+    }
+}
+
+impl Phase {
+    pub(crate) const fn kind(&self) -> PhaseKind {
+        match self {
+            Self::Queued => PhaseKind::Queued,
+            Self::Admitted => PhaseKind::Admitted,
+            Self::Placing(round) => match round.step {
+                Step::Reserving => PhaseKind::Reserving,
+                Step::Committing => PhaseKind::Committing,
+                Step::Arming => PhaseKind::Arming,
+                Step::Binding => PhaseKind::Binding,
+            },
+            Self::Running { .. } => PhaseKind::Running,
+            Self::Degraded { .. } => PhaseKind::Degraded,
+            Self::Evicting { .. } => PhaseKind::Evicting,
+            Self::Finished => PhaseKind::Finished,
+        }
+    }
+
+    /// The round in progress.
+    pub(crate) const fn round(&self) -> Option<&Round> {
+        match self {
+            Self::Placing(round) => Some(round),
+            Self::Running { round } | Self::Degraded { round, .. } => round.as_ref(),
+            Self::Queued | Self::Admitted | Self::Evicting { .. } | Self::Finished => None,
+        }
+    }
+
+    /// The round in progress, to change.
+    pub(crate) const fn round_mut(&mut self) -> Option<&mut Round> {
+        match self {
+            Self::Placing(round) => Some(round),
+            Self::Running { round } | Self::Degraded { round, .. } => round.as_mut(),
+            Self::Queued | Self::Admitted | Self::Evicting { .. } | Self::Finished => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PhaseKind::{self, *};
+
+    const ALL: [PhaseKind; 10] =
+        [Queued, Admitted, Reserving, Committing, Arming, Binding, Running, Degraded, Evicting, Finished];
+
+    #[test]
+    fn nothing_is_bound_before_the_commit_point() {
+        for from in ALL {
+            let is_recovery = from == Queued;
+            let is_next_step = from == Arming;
+            assert_eq!(from.may_become(Binding), is_recovery || is_next_step || from == Binding, "{from:?}");
+        }
+    }
+
+    #[test]
+    fn a_committed_gang_never_goes_back_to_reserving() {
+        for from in ALL.into_iter().filter(|kind| kind.is_durable()) {
+            for to in [Reserving, Committing, Arming] {
+                assert!(!from.may_become(to), "{from:?} -> {to:?}");
+            }
+        }
+    }
+}

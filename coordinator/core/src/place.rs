@@ -1,0 +1,318 @@
+//! Plans a gang: pure functions from the ledger and the pods to a placement, or to how far it got.
+//! Nothing here changes state; a plan that does not work out is dropped.
+//!
+//! Order of choice: a set connected as well as the best one anywhere (NVLink, one host bridge,
+//! farther), then the node with the fewest GPUs left over, so that whole nodes stay whole, then the
+//! best-connected set within it, then the best fragment left for others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::ids::PodUid;
+
+use crate::amounts::Amounts;
+use crate::class::{Class, ModelId, SetScore};
+use crate::cluster::{ClassIndex, Cluster, Node, NodeIndex};
+
+/// What placing a pod needs to know of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PodNeed {
+    pub(crate) gpus: u32,
+    pub(crate) amounts: Amounts,
+    pub(crate) selector: BTreeMap<Arc<str>, Arc<str>>,
+    /// It asks for a device: only a node whose agent confirms may take it.
+    pub(crate) needs_agent: bool,
+}
+
+/// A pod to place.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) pod: PodUid,
+    pub(crate) task: Arc<str>,
+    pub(crate) need: Arc<PodNeed>,
+}
+
+/// Where a pod goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub(crate) pod: PodUid,
+    pub(crate) node: NodeIndex,
+    pub(crate) mask: u64,
+}
+
+/// How far planning came.
+#[derive(Clone, Debug)]
+pub(crate) struct Shortfall {
+    /// Pods that would fit.
+    pub(crate) fit: u32,
+    /// What the first pod that does not fit needs.
+    pub(crate) need: Arc<PodNeed>,
+}
+
+/// Nodes changed by the plan so far, and nodes not to be used.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Overlay {
+    changed: BTreeMap<NodeIndex, (u64, Amounts)>,
+    excluded: BTreeSet<NodeIndex>,
+}
+
+/// Which models a pod may get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Models {
+    Any,
+    Only(ModelId),
+}
+
+/// Smaller is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    tier: u8,
+    left_over: u32,
+    score: Option<SetScore>,
+    node: NodeIndex,
+}
+
+struct Search<'a> {
+    cluster: &'a Cluster,
+    overlay: &'a Overlay,
+    need: &'a PodNeed,
+    models: Models,
+    best: Option<(Rank, u64)>,
+}
+
+/// True where the node's labels and everything but GPUs suit the pod.
+pub(crate) fn suits(node: &Node, need: &PodNeed, used: &Amounts) -> bool {
+    (!need.needs_agent || node.agent.is_some())
+        && need.amounts.fits_beside_gpus(used, &node.capacity)
+        && need.selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
+}
+
+impl Search<'_> {
+    fn offer(&mut self, rank: Rank, mask: u64) {
+        if self.best.is_none_or(|(known, _)| rank < known) {
+            self.best = Some((rank, mask));
+        }
+    }
+
+    fn allowed<'c>(&self, class: &'c Class) -> impl Iterator<Item = u64> + use<'c> {
+        let models = self.models;
+        let masks = class.models.iter().map(|(model, mask)| (*model, *mask));
+        masks
+            .filter(move |(model, _)| models == Models::Any || models == Models::Only(*model))
+            .map(|(_, mask)| mask)
+    }
+
+    /// The best set of one node, whose free GPUs are `free`.
+    fn best_set(&self, class: &Class, free: u64) -> Option<(u64, SetScore)> {
+        let sets = self.allowed(class).filter_map(|mask| class.best(free & mask, self.need.gpus));
+        sets.min_by_key(|choice| (choice.score, choice.mask)).map(|choice| (choice.mask, choice.score))
+    }
+
+    /// Nodes that the plan has used already.
+    fn search_changed(&mut self) {
+        for (index, (free, used)) in &self.overlay.changed {
+            let node = self.cluster.node(*index);
+            if self.overlay.excluded.contains(index) || !suits(node, self.need, used) {
+                continue;
+            }
+            if self.need.gpus == 0 {
+                let has_gpus = node.agent.as_ref().is_some_and(|agent| !agent.holders.is_empty());
+                let rank = Rank {
+                    tier: u8::from(has_gpus),
+                    left_over: free.count_ones(),
+                    score: None,
+                    node: *index,
+                };
+                self.offer(rank, 0);
+            } else if let Some(agent) = &node.agent
+                && let Some((mask, score)) = self.best_set(self.cluster.class(agent.class), *free)
+            {
+                let left_over = free.count_ones() - self.need.gpus;
+                self.offer(Rank { tier: score.tier, left_over, score: Some(score), node: *index }, mask);
+            }
+        }
+    }
+
+    fn first_suitable(&self, nodes: &BTreeSet<NodeIndex>) -> Option<NodeIndex> {
+        nodes.iter().copied().find(|index| {
+            let node = self.cluster.node(*index);
+            !self.overlay.changed.contains_key(index)
+                && !self.overlay.excluded.contains(index)
+                && suits(node, self.need, &node.used)
+        })
+    }
+
+    fn search_class(&mut self, class: &Class, index: &ClassIndex) {
+        let whole = if class.gpus >= 64 { u64::MAX } else { (1_u64 << class.gpus) - 1 };
+        let Some((_, best_possible)) = self.best_set(class, whole) else { return };
+        for count in self.need.gpus..=class.gpus {
+            let mut found_best_tier = false;
+            for (free, nodes) in &index.by_count[count as usize] {
+                let Some((mask, score)) = self.best_set(class, *free) else { continue };
+                let left_over = count - self.need.gpus;
+                let bound = Rank { tier: score.tier, left_over, score: Some(score), node: NodeIndex(0) };
+                if self.best.is_some_and(|(known, _)| known < bound) {
+                    continue;
+                }
+                if let Some(node) = self.first_suitable(nodes) {
+                    self.offer(Rank { node, ..bound }, mask);
+                    found_best_tier |= score.tier == best_possible.tier;
+                }
+            }
+            if found_best_tier {
+                return;
+            }
+        }
+    }
+
+    /// Pods without GPUs: nodes without GPUs first, then those with the fewest free ones.
+    fn search_without_gpus(&mut self, class: &Class, index: &ClassIndex) {
+        for (count, group) in index.by_count.iter().enumerate() {
+            for nodes in group.values() {
+                if let Some(node) = self.first_suitable(nodes) {
+                    let left_over = u32::try_from(count).unwrap_or(u32::MAX);
+                    self.offer(Rank { tier: u8::from(class.gpus > 0), left_over, score: None, node }, 0);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The best place for one pod.
+fn choose(cluster: &Cluster, overlay: &Overlay, need: &PodNeed, models: Models) -> Option<(NodeIndex, u64)> {
+    let mut search = Search { cluster, overlay, need, models, best: None };
+    search.search_changed();
+    for (class, index) in cluster.classes() {
+        if need.gpus == 0 {
+            search.search_without_gpus(class, index);
+        } else {
+            search.search_class(class, index);
+        }
+    }
+    search.best.map(|(rank, mask)| (rank.node, mask))
+}
+
+impl Overlay {
+    /// Nothing used yet, and nodes not to be used.
+    pub(crate) fn excluding(excluded: BTreeSet<NodeIndex>) -> Self {
+        Self { changed: BTreeMap::new(), excluded }
+    }
+
+    fn take(&mut self, cluster: &Cluster, need: &PodNeed, index: NodeIndex, mask: u64) {
+        let node = cluster.node(index);
+        let (free, used) = self.changed.entry(index).or_insert_with(|| (node.free_mask, node.used.clone()));
+        *free &= !mask;
+        used.add(&need.amounts);
+    }
+}
+
+/// Places pods one after the other, each on an allowed model.
+fn place_each(
+    cluster: &Cluster,
+    overlay: &mut Overlay,
+    pods: &[Candidate],
+    models: Models,
+) -> Result<Vec<Placed>, Shortfall> {
+    let mut placed = Vec::with_capacity(pods.len());
+    for candidate in pods {
+        let Some((node, mask)) = choose(cluster, overlay, &candidate.need, models) else {
+            let fit = u32::try_from(placed.len()).unwrap_or(u32::MAX);
+            return Err(Shortfall { fit, need: candidate.need.clone() });
+        };
+        overlay.take(cluster, &candidate.need, node, mask);
+        placed.push(Placed { pod: candidate.pod.clone(), node, mask });
+    }
+    Ok(placed)
+}
+
+/// Places the pods of one task on GPUs of one model: the scarcest model that takes all of them.
+fn place_task(
+    cluster: &Cluster,
+    overlay: &mut Overlay,
+    pods: &[Candidate],
+    pinned: Option<ModelId>,
+) -> Result<Vec<Placed>, Shortfall> {
+    let models = match pinned {
+        Some(model) => vec![Models::Only(model)],
+        None if pods.len() == 1 || pods.iter().all(|pod| pod.need.gpus == 0) => vec![Models::Any],
+        None => cluster.models_scarcest_first().into_iter().map(Models::Only).collect(),
+    };
+    let mut nearest: Option<Shortfall> = None;
+    for model in models {
+        let mut trial = overlay.clone();
+        match place_each(cluster, &mut trial, pods, model) {
+            Ok(placed) => {
+                *overlay = trial;
+                return Ok(placed);
+            }
+            Err(shortfall) if nearest.as_ref().is_none_or(|known| known.fit < shortfall.fit) => {
+                nearest = Some(shortfall);
+            }
+            Err(_) => {}
+        }
+    }
+    Err(nearest.unwrap_or_else(|| Shortfall { fit: 0, need: pods[0].need.clone() }))
+}
+
+/// How a gang wants its pods placed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GangShape {
+    pub(crate) mixed_models: bool,
+    /// Model that a task runs on already.
+    pub(crate) pinned: BTreeMap<Arc<str>, ModelId>,
+}
+
+/// Places all of `pods`, or none. Larger pods go first; the given order decides among equal ones.
+pub(crate) fn place(
+    cluster: &Cluster,
+    overlay: &mut Overlay,
+    shape: &GangShape,
+    pods: &[Candidate],
+) -> Result<Vec<Placed>, Shortfall> {
+    let mut tasks: BTreeMap<&Arc<str>, Vec<Candidate>> = BTreeMap::new();
+    if pods.len() == 1 {
+        return place_task(cluster, overlay, pods, shape.pinned.get(&pods[0].task).copied());
+    }
+    for candidate in pods {
+        tasks.entry(&candidate.task).or_default().push(candidate.clone());
+    }
+    let size = |candidate: &Candidate| (candidate.need.gpus, candidate.need.amounts.cpu_milli);
+    let mut groups: Vec<(&Arc<str>, Vec<Candidate>)> = tasks.into_iter().collect();
+    for (_, group) in &mut groups {
+        group.sort_by_key(|candidate| std::cmp::Reverse(size(candidate)));
+    }
+    groups.sort_by_key(|(_, group)| std::cmp::Reverse(group.first().map(size)));
+    let mut placed = Vec::with_capacity(pods.len());
+    for (task, group) in groups {
+        let result = if shape.mixed_models {
+            place_each(cluster, overlay, &group, Models::Any)
+        } else {
+            place_task(cluster, overlay, &group, shape.pinned.get(task).copied())
+        };
+        match result {
+            Ok(more) => placed.extend(more),
+            Err(mut shortfall) => {
+                shortfall.fit += u32::try_from(placed.len()).unwrap_or(u32::MAX);
+                return Err(shortfall);
+            }
+        }
+    }
+    Ok(placed)
+}
+
+/// Nodes that could take one such pod now.
+pub(crate) fn feasible_nodes(cluster: &Cluster, need: &PodNeed) -> u32 {
+    let feasible = cluster.nodes().filter(|(_, node)| {
+        let gpus = match &node.agent {
+            Some(agent) => cluster
+                .class(agent.class)
+                .models
+                .iter()
+                .any(|(_, mask)| (node.free_mask & mask).count_ones() >= need.gpus),
+            None => false,
+        };
+        node.closed().is_none() && (need.gpus == 0 || gpus) && suits(node, need, &node.used)
+    });
+    u32::try_from(feasible.count()).unwrap_or(u32::MAX)
+}

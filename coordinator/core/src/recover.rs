@@ -1,0 +1,202 @@
+//! After a start: the state is rebuilt from stored objects, plans and what agents report. A committed
+//! plan is rolled forward; a promise that nobody here knows is given back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::gang::PodBinding;
+use phalanx_common::ids::{LeaseId, PodUid};
+use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::wire::{Exactness, LeaseReport, LeaseRequest, LeaseState};
+
+use crate::action::{Action, Command};
+use crate::amounts::Amounts;
+use crate::cluster::{NodeIndex, Taken};
+use crate::core::{Core, Pending, Timer};
+use crate::facts::pod_ended;
+use crate::gang::GangKey;
+use crate::lease::{Lease, devices};
+use crate::phase::{BindState, Member, Phase, Round, Step};
+
+impl Core {
+    /// Everything stored is known.
+    pub(crate) fn recover(&mut self, actions: &mut Vec<Action>) {
+        self.synced = true;
+        let bound: Vec<(GangKey, PodUid)> = self
+            .gangs
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.spec.binding.is_some())
+            .filter_map(|(uid, pod)| Some((self.gangs.key(&pod.spec.gang)?, uid.clone())))
+            .collect();
+        for (key, uid) in bound {
+            self.adopt(key, &uid);
+        }
+        for plan in std::mem::take(&mut self.plans_found) {
+            self.resume_plan(&plan, actions);
+        }
+        for (node, reports) in std::mem::take(&mut self.reports) {
+            self.reconcile(node, reports);
+        }
+        self.touched.extend(self.gangs.gangs.keys().copied());
+    }
+
+    /// Counts a pod that is bound already, by us in an earlier life or by somebody else.
+    pub(crate) fn adopt(&mut self, key: GangKey, uid: &PodUid) {
+        let Some(pod) = self.gangs.pods.get(uid) else { return };
+        let Some(binding) = pod.spec.binding.clone() else { return };
+        let ended = pod_ended(&pod.spec);
+        // A pod that ended without a lease of ours holds nothing; one with a lease is released at its agent.
+        if pod.lease.is_some() || (ended && binding.lease.is_none()) {
+            return;
+        }
+        let local = binding.lease.is_none();
+        let id = binding.lease.unwrap_or_else(|| self.leases.next_id(self.term));
+        let wanted = if ended { LeaseState::Gone } else { LeaseState::Bound };
+        self.restore_lease(key, uid, id, &binding, local, wanted);
+    }
+
+    fn restore_lease(
+        &mut self,
+        key: GangKey,
+        uid: &PodUid,
+        id: LeaseId,
+        binding: &PodBinding,
+        local: bool,
+        wanted: LeaseState,
+    ) {
+        // An agent that reported before its lease was known here had it taken for a stranger's.
+        if self.leases.leases.get(&id).is_some_and(|lease| lease.gang.is_none()) {
+            self.remove_lease(id);
+        }
+        if self.leases.leases.contains_key(&id) {
+            return;
+        }
+        let node = self.cluster.ensure_node(&binding.node);
+        let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
+        pod.lease = Some(id);
+        let request = LeaseRequest {
+            pod: uid.clone(),
+            pod_name: pod.spec.name.clone(),
+            gang: pod.spec.gang.clone(),
+            request: pod.spec.request.clone(),
+            devices: devices(&pod.spec.request, &binding.gpus),
+            exactness: Exactness::Exact,
+            run_for: pod.spec.run_for,
+        };
+        let taken = Taken { lease: id, amounts: pod.need.amounts.clone(), gpus: binding.gpus.clone() };
+        let request = Arc::new(request);
+        self.insert_lease(Lease {
+            node,
+            taken,
+            request,
+            gang: Some(key),
+            local,
+            wanted,
+            known: None,
+            sent: None,
+        });
+    }
+
+    /// Rolls a committed plan forward. Pods that are not bound are fenced first, so that no Binding of
+    /// an earlier life can reach them late.
+    fn resume_plan(&mut self, plan: &GangPlan, actions: &mut Vec<Action>) {
+        let key = self.gangs.key(&plan.gang);
+        let same = key.filter(|key| self.gangs.gangs[key].spec.uid == plan.gang_uid);
+        let open: Vec<&PlannedPod> = plan
+            .pods
+            .iter()
+            .filter(|planned| {
+                let pod = self.gangs.pods.get(&planned.pod);
+                pod.is_some_and(|pod| pod.spec.gang == plan.gang && pod.is_unplaced())
+            })
+            .collect();
+        let Some(key) = same.filter(|_| !open.is_empty()) else {
+            let is_cut =
+                same.is_some_and(|key| !self.is_satisfied(key) && self.gangs.tally(&plan.gang).live > 0);
+            if let Some(key) = same.filter(|_| is_cut) {
+                let cause = Arc::from("a pod was deleted while the gang was being bound");
+                let (since, roll_back_at) = (plan.binding_deadline, Some(plan.binding_deadline));
+                self.set_phase(key, Phase::Degraded { since, cause, round: None, roll_back_at });
+                self.timers.insert((plan.binding_deadline, Timer::Gang(key)));
+            } else {
+                self.emit(Command::DeletePlan { gang: plan.gang.clone() }, actions);
+            }
+            return;
+        };
+        let mut round = Round {
+            step: Step::Binding,
+            members: BTreeMap::new(),
+            unconfirmed: BTreeSet::new(),
+            unarmed: BTreeSet::new(),
+            to_bind: BTreeSet::new(),
+            unbound: BTreeSet::new(),
+            excluded: BTreeSet::new(),
+            deadline: plan.binding_deadline,
+            binding_deadline: plan.binding_deadline,
+            plan_write: None,
+            plan_stored: true,
+            lost_member: false,
+        };
+        for planned in open {
+            let local = planned.lease.is_none();
+            let id = planned.lease.unwrap_or_else(|| self.leases.next_id(self.term));
+            let binding =
+                PodBinding { node: planned.node.clone(), lease: planned.lease, gpus: planned.gpus.clone() };
+            self.restore_lease(key, &planned.pod, id, &binding, local, LeaseState::Armed);
+            let Some(pod) = self.gangs.pods.get(&planned.pod).filter(|pod| pod.lease == Some(id)) else {
+                continue;
+            };
+            let fence = Command::FenceWrite {
+                pod: planned.pod.clone(),
+                name: pod.spec.name.clone(),
+                term: self.term,
+            };
+            let action = self.emit_pending(fence, Pending::Pod(key, planned.pod.clone()), actions);
+            round.members.insert(planned.pod.clone(), Member { lease: id, bind: BindState::Reading(action) });
+            round.unbound.insert(planned.pod.clone());
+        }
+        self.timers.insert((plan.binding_deadline, Timer::Gang(key)));
+        let runs = self.is_satisfied(key);
+        let phase = if runs { Phase::Running { round: Some(round) } } else { Phase::Placing(round) };
+        self.set_phase(key, phase);
+    }
+
+    /// Brings what an agent holds and what is known here together.
+    pub(crate) fn reconcile(&mut self, node: NodeIndex, reports: Vec<LeaseReport>) {
+        let ids: Vec<LeaseId> = self.leases.by_node.get(&node).into_iter().flatten().copied().collect();
+        for id in ids {
+            let state = Self::report_state(&reports, id).map(|report| report.state);
+            let Some(lease) = self.leases.leases.get(&id) else { continue };
+            let taken = lease.taken.clone();
+            if lease.wanted == LeaseState::Gone && state.is_none() {
+                self.remove_lease(id);
+                continue;
+            }
+            self.cluster.attach(node, &taken);
+            self.lease_known(id, state);
+        }
+        for report in reports {
+            if !self.leases.leases.contains_key(&report.lease) {
+                self.count_stranger(node, report);
+            }
+        }
+    }
+
+    /// A lease that nobody here knows: its GPUs stay taken until the agent says that it is gone.
+    fn count_stranger(&mut self, node: NodeIndex, report: LeaseReport) {
+        let effective = report.request.request.effective();
+        let amounts: Amounts = self.cluster.resources.amounts(&effective);
+        let taken = Taken { lease: report.lease, amounts, gpus: report.request.gpus() };
+        self.insert_lease(Lease {
+            node,
+            taken,
+            request: Arc::new(report.request),
+            gang: None,
+            local: false,
+            wanted: LeaseState::Gone,
+            known: Some(report.state),
+            sent: None,
+        });
+    }
+}

@@ -1,0 +1,329 @@
+//! What agents say and what came of actions.
+
+use std::sync::Arc;
+
+use phalanx_common::gang::{PodBinding, PodSpec};
+use phalanx_common::ids::{ActionId, LeaseId, NodeName, PodUid};
+use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::{FromAgent, Hello, LeaseReport, LeaseState, RefusalCause};
+
+use crate::action::{Action, Command};
+use crate::cluster::NodeIndex;
+use crate::core::{Core, Pending, Timer};
+use crate::event::Outcome;
+use crate::gang::GangKey;
+use crate::phase::{BindState, Phase, Step};
+
+/// A Binding that the API refused for good is tried again this many resend times later: it must not
+/// win every cycle.
+const REFUSED_BINDING_FACTOR: u64 = 10;
+
+impl Core {
+    pub(crate) fn agent_connected(&mut self, session: u64, hello: Hello, actions: &mut Vec<Action>) {
+        self.raise_term(hello.highest_term, actions);
+        let node = self.cluster.apply_inventory(&hello.node, session, hello.inventory);
+        if self.synced {
+            self.reconcile(node, hello.leases);
+        } else {
+            self.reports.insert(node, hello.leases);
+        }
+    }
+
+    pub(crate) fn agent_gone(&mut self, name: &NodeName, session: u64, now: Time, actions: &mut Vec<Action>) {
+        let Some(node) = self.current_session(name, session) else { return };
+        self.cluster.disconnect(node);
+        let ids: Vec<LeaseId> = self.leases.by_node.get(&node).into_iter().flatten().copied().collect();
+        for id in ids {
+            let Some(lease) = self.leases.leases.get_mut(&id) else { continue };
+            lease.sent = None;
+            let (Some(key), uid) = (lease.gang, lease.pod().clone()) else { continue };
+            let Some(round) = self.round_mut(key) else { continue };
+            if round.step == Step::Reserving
+                && round.members.get(&uid).is_some_and(|member| member.lease == id)
+            {
+                round.excluded.insert(node);
+                self.leases.want(id, LeaseState::Gone);
+                self.replace_member(key, &uid, now, actions);
+            }
+        }
+    }
+
+    /// The node of a connection, where it is the node's present one.
+    fn current_session(&self, name: &NodeName, session: u64) -> Option<NodeIndex> {
+        let node = self.cluster.find(name)?;
+        let agent = self.cluster.node(node).agent.as_ref()?;
+        (agent.session == Some(session)).then_some(node)
+    }
+
+    pub(crate) fn agent_said(
+        &mut self,
+        name: &NodeName,
+        session: u64,
+        message: FromAgent,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(node) = self.current_session(name, session) else { return };
+        match message {
+            FromAgent::Inventory(inventory) => {
+                self.cluster.apply_inventory(name, session, inventory);
+            }
+            FromAgent::HealthChanged { gpus } => self.cluster.apply_health(node, &gpus),
+            FromAgent::Reserved { lease, .. } => {
+                self.cluster.clear_refusals(node);
+                self.confirmed(lease);
+            }
+            FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
+                self.lease_gone(node, lease, now, actions)
+            }
+            FromAgent::LeaseIs { lease, state, .. } => self.lease_known(lease, Some(state)),
+            FromAgent::Refused { lease, cause, inventory, leases, .. } => {
+                self.cluster.apply_inventory(name, session, *inventory);
+                self.refused(node, lease, &cause, now, actions);
+                self.reconcile(node, leases);
+            }
+            // Liveness and the pods' own life are the shell's matter.
+            FromAgent::Hello(_)
+            | FromAgent::Heartbeat
+            | FromAgent::PodStarted { .. }
+            | FromAgent::PodEnded { .. }
+            | FromAgent::PodStopped { .. } => {}
+        }
+    }
+
+    /// A promise; a late one never sets a lease back.
+    fn confirmed(&mut self, id: LeaseId) {
+        let known = self.leases.leases.get(&id).map(|lease| lease.known);
+        if matches!(known, Some(None)) {
+            self.lease_known(id, Some(LeaseState::Reserved));
+        }
+    }
+
+    /// The agent has no such lease any more.
+    fn lease_gone(&mut self, node: NodeIndex, id: LeaseId, now: Time, actions: &mut Vec<Action>) {
+        let Some(lease) = self.leases.leases.get(&id) else { return };
+        if lease.node != node {
+            return;
+        }
+        if lease.wanted == LeaseState::Gone {
+            self.remove_lease(id);
+        } else {
+            self.lease_lost(id, now, actions);
+        }
+    }
+
+    fn refused(
+        &mut self,
+        node: NodeIndex,
+        id: LeaseId,
+        cause: &RefusalCause,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(lease) = self.leases.leases.get(&id) else { return };
+        if let RefusalCause::StaleTerm(term) = cause {
+            self.raise_term(*term, actions);
+            return;
+        }
+        if lease.wanted == LeaseState::Gone {
+            return;
+        }
+        if let (RefusalCause::Disk(_), Some(LeaseState::Reserved)) = (cause, lease.known) {
+            // The promise stands; writing it down is tried again by the resend timer.
+            return;
+        }
+        let budget = self.settings.refusal_budget;
+        let until = now + self.settings.quarantine_ms;
+        if self.cluster.count_refusal(node, budget, until) {
+            self.timers.insert((until, Timer::Quarantine(node)));
+            let message = format!(
+                "node {} refused {budget} times in a row and takes no new pods for {}; the last cause: {cause:?}",
+                self.cluster.node(node).name,
+                self.settings.quarantine_ms
+            );
+            self.emit(Command::Warn { message }, actions);
+        }
+        self.lease_lost(id, now, actions);
+    }
+
+    /// A lease that was wanted is not to be had.
+    pub(crate) fn lease_lost(&mut self, id: LeaseId, now: Time, actions: &mut Vec<Action>) {
+        let Some(lease) = self.leases.leases.get(&id) else { return };
+        let (node, uid) = (lease.node, lease.pod().clone());
+        let bound = self.gangs.pods.get(&uid).is_some_and(|pod| pod.spec.binding.is_some());
+        let Some(key) = lease.gang else { return };
+        if bound {
+            // The pod is there, whatever its agent says: the lease is asked for again until it is known.
+            self.lease_known(id, None);
+            return;
+        }
+        let round = self.gangs.gangs.get_mut(&key).and_then(|gang| gang.phase.round_mut());
+        let Some(round) =
+            round.filter(|round| round.members.get(&uid).is_some_and(|member| member.lease == id))
+        else {
+            self.leases.want(id, LeaseState::Gone);
+            return;
+        };
+        match round.step {
+            Step::Reserving => {
+                round.excluded.insert(node);
+                self.leases.want(id, LeaseState::Gone);
+                self.replace_member(key, &uid, now, actions);
+            }
+            Step::Committing | Step::Arming => self.drop_round(key, now, actions),
+            Step::Binding => self.lease_known(id, None),
+        }
+    }
+
+    pub(crate) fn action_done(
+        &mut self,
+        id: ActionId,
+        outcome: &Outcome,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
+        match self.pending.remove(&id) {
+            Some(Pending::Plan(key)) => self.plan_written(key, id, outcome, now, actions),
+            Some(Pending::Pod(key, uid)) => self.binding_done(key, &uid, id, outcome, now, actions),
+            Some(Pending::GangStatus(key)) => {
+                if !matches!(outcome, Outcome::Done | Outcome::NotFound)
+                    && let Some(gang) = self.gangs.gangs.get_mut(&key)
+                {
+                    gang.written = None;
+                    self.timers.insert((now + self.settings.resend_ms, Timer::Gang(key)));
+                }
+            }
+            Some(Pending::QueueStatus(name)) => {
+                if !matches!(outcome, Outcome::Done | Outcome::NotFound)
+                    && let Some(queue) = self.queues.queues.get_mut(&name)
+                {
+                    queue.written = None;
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn plan_written(
+        &mut self,
+        key: GangKey,
+        id: ActionId,
+        outcome: &Outcome,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(round) = self.round_mut(key) else { return };
+        if round.plan_write != Some(id) {
+            return;
+        }
+        match outcome {
+            Outcome::Done => self.arm(key, now),
+            // Writing the same plan again is harmless, whether the first write was done or not.
+            Outcome::Unknown => self.write_plan(key, actions),
+            Outcome::Conflict | Outcome::NotFound | Outcome::Refused(_) => {
+                let message =
+                    format!("the plan of a gang could not be written: {outcome:?}; it is planned again");
+                self.emit(Command::Warn { message }, actions);
+                self.drop_round(key, now, actions);
+            }
+        }
+    }
+
+    fn binding_done(
+        &mut self,
+        key: GangKey,
+        uid: &PodUid,
+        id: ActionId,
+        outcome: &Outcome,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
+        self.touched.insert(key);
+        match outcome {
+            Outcome::Done => self.note_done(key, uid),
+            Outcome::NotFound => self.delete_pod(uid),
+            // It may have taken effect: the pod knows.
+            Outcome::Conflict | Outcome::Unknown => {
+                let Some(pod) = self.gangs.pods.get(uid) else { return };
+                let read = Command::ReadPod { pod: uid.clone(), name: pod.spec.name.clone() };
+                if self.is_sent(key, uid, id) {
+                    let read = self.emit_pending(read, Pending::Pod(key, uid.clone()), actions);
+                    self.set_bind(key, uid, BindState::Reading(read));
+                }
+            }
+            Outcome::Refused(message) => {
+                if self.is_sent(key, uid, id) {
+                    let retry = now + Millis(self.settings.resend_ms.0 * REFUSED_BINDING_FACTOR);
+                    self.set_bind(key, uid, BindState::RetryAt(retry));
+                    self.timers.insert((retry, Timer::Gang(key)));
+                    let message = format!("the API refused the Binding of a pod: {message}");
+                    self.emit(Command::Warn { message }, actions);
+                }
+            }
+        }
+    }
+
+    fn is_sent(&mut self, key: GangKey, uid: &PodUid, id: ActionId) -> bool {
+        let member = self.round_mut(key).and_then(|round| round.members.get(uid));
+        member.is_some_and(
+            |member| matches!(member.bind, BindState::Sent(sent) | BindState::Reading(sent) if sent == id),
+        )
+    }
+
+    /// The Binding is done: the pod is bound, though the watch may not have said so yet.
+    fn note_done(&mut self, key: GangKey, uid: &PodUid) {
+        let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
+        let Some(lease) = pod.lease.and_then(|id| self.leases.leases.get(&id)) else { return };
+        if pod.spec.binding.is_none() {
+            pod.spec.binding = Some(PodBinding {
+                node: self.cluster.node(lease.node).name.clone(),
+                lease: (!lease.local).then_some(lease.taken.lease),
+                gpus: lease.taken.gpus.clone(),
+            });
+        }
+        self.note_binding(key, uid);
+    }
+
+    pub(crate) fn pod_read(&mut self, id: ActionId, pod: Option<PodSpec>) {
+        let Some(Pending::Pod(key, uid)) = self.pending.remove(&id) else { return };
+        match pod {
+            Some(pod) if pod.uid == uid => self.apply_pod(pod),
+            Some(_) | None => self.delete_pod(&uid),
+        }
+        self.touched.insert(key);
+        if self.is_sent(key, &uid, id) {
+            self.set_bind(key, &uid, BindState::Waiting);
+            if let Some(round) = self.round_mut(key) {
+                round.to_bind.insert(uid);
+            }
+        } else {
+            self.fence_read(key, &uid, id);
+        }
+    }
+
+    /// A pod of a gang that is rolled back was fenced: no Binding can reach it any more.
+    fn fence_read(&mut self, key: GangKey, uid: &PodUid, id: ActionId) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let Phase::Evicting { fencing, pods, .. } = &mut gang.phase else { return };
+        if fencing.get(uid) != Some(&id) {
+            return;
+        }
+        fencing.remove(uid);
+        let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
+        if pod.spec.binding.is_some() {
+            pods.insert(uid.clone());
+        } else if let Some(lease) = pod.lease.take() {
+            self.leases.want(lease, LeaseState::Gone);
+        }
+    }
+
+    /// What a report says of leases, for the ledger's own.
+    pub(crate) fn report_state(reports: &[LeaseReport], id: LeaseId) -> Option<&LeaseReport> {
+        reports.iter().find(|report| report.lease == id)
+    }
+
+    /// Says why a gang is degraded.
+    pub(crate) fn degraded_cause(missing: u32) -> Arc<str> {
+        Arc::from(format!("{missing} of its pods ended badly or were deleted"))
+    }
+}

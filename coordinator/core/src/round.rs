@@ -1,0 +1,373 @@
+//! A round: reserve, confirm, commit, arm, bind. Before the commit point it is dropped whole when
+//! something fails; after it, it rolls forward, and back only by the binding deadline.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::gang::PodBinding;
+use phalanx_common::ids::{LeaseId, PodUid};
+use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::units::Time;
+use phalanx_common::wire::{Exactness, LeaseRequest, LeaseState};
+
+use crate::action::{Action, Command};
+use crate::cluster::{NodeIndex, Taken};
+use crate::core::{Core, Pending, Timer};
+use crate::gang::GangKey;
+use crate::lease::{Lease, devices};
+use crate::phase::{BindState, Member, Phase, Round, Step};
+use crate::place::{Overlay, Placed};
+
+impl Core {
+    /// Takes the GPUs in the ledger and asks the agents to promise them.
+    pub(crate) fn begin_round(&mut self, key: GangKey, placed: &[Placed], now: Time) {
+        let deadline = now + self.settings.confirm_timeout_ms;
+        let mut round = Round {
+            step: Step::Reserving,
+            members: BTreeMap::new(),
+            unconfirmed: BTreeSet::new(),
+            unarmed: BTreeSet::new(),
+            to_bind: BTreeSet::new(),
+            unbound: BTreeSet::new(),
+            excluded: BTreeSet::new(),
+            deadline,
+            binding_deadline: now + self.settings.binding_deadline_ms,
+            plan_write: None,
+            plan_stored: false,
+            lost_member: false,
+        };
+        for place in placed {
+            self.add_member(key, &mut round, place);
+        }
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let phase = match &gang.phase {
+            Phase::Running { .. } => Phase::Running { round: Some(round) },
+            Phase::Degraded { since, cause, roll_back_at, .. } => Phase::Degraded {
+                since: *since,
+                cause: cause.clone(),
+                round: Some(round),
+                roll_back_at: *roll_back_at,
+            },
+            Phase::Queued
+            | Phase::Admitted
+            | Phase::Placing(_)
+            | Phase::Evicting { .. }
+            | Phase::Finished => Phase::Placing(round),
+        };
+        self.set_phase(key, phase);
+        self.timers.insert((deadline, Timer::Gang(key)));
+        self.touched.insert(key);
+    }
+
+    /// One pod joins a round on its chosen place.
+    fn add_member(&mut self, key: GangKey, round: &mut Round, place: &Placed) {
+        let id = self.leases.next_id(self.term);
+        let node = self.cluster.node(place.node);
+        let gpus = node.gpu_ids(place.mask);
+        let local = node.agent.is_none();
+        let Some(pod) = self.gangs.pods.get_mut(&place.pod) else { return };
+        let request = LeaseRequest {
+            pod: place.pod.clone(),
+            pod_name: pod.spec.name.clone(),
+            gang: pod.spec.gang.clone(),
+            request: pod.spec.request.clone(),
+            devices: devices(&pod.spec.request, &gpus),
+            exactness: Exactness::Exact,
+            run_for: pod.spec.run_for,
+        };
+        pod.lease = Some(id);
+        let taken = Taken { lease: id, amounts: pod.need.amounts.clone(), gpus };
+        round.members.insert(place.pod.clone(), Member { lease: id, bind: BindState::Waiting });
+        round.unbound.insert(place.pod.clone());
+        if !local {
+            round.unconfirmed.insert(id);
+            round.unarmed.insert(id);
+        }
+        self.insert_lease(Lease {
+            node: place.node,
+            taken,
+            request: Arc::new(request),
+            gang: Some(key),
+            local,
+            wanted: LeaseState::Reserved,
+            known: None,
+            sent: None,
+        });
+    }
+
+    /// Moves a round on as far as its facts allow.
+    pub(crate) fn progress_round(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(round) = self.round_mut(key) else { return };
+        if round.step < Step::Binding && (round.lost_member || round.members.is_empty()) {
+            self.drop_round(key, now, actions);
+            return;
+        }
+        match round.step {
+            Step::Reserving => {
+                if round.unconfirmed.is_empty() {
+                    self.write_plan(key, actions);
+                } else if now >= round.deadline {
+                    let silent: Vec<LeaseId> = round.unconfirmed.iter().copied().collect();
+                    self.handle_silence(key, &silent, now, actions);
+                }
+            }
+            // The writer always answers.
+            Step::Committing => {}
+            Step::Arming => {
+                if round.unarmed.is_empty() {
+                    self.commit(key);
+                    self.progress_round(key, now, actions);
+                } else if now >= round.deadline {
+                    self.drop_round(key, now, actions);
+                }
+            }
+            Step::Binding => self.progress_binding(key, now, actions),
+        }
+    }
+
+    pub(crate) fn round_mut(&mut self, key: GangKey) -> Option<&mut Round> {
+        self.gangs.gangs.get_mut(&key)?.phase.round_mut()
+    }
+
+    /// All agents confirmed: the plan is written before anything is armed.
+    pub(crate) fn write_plan(&mut self, key: GangKey, actions: &mut Vec<Action>) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let Some(round) = gang.phase.round() else { return };
+        let pods = round.members.iter().filter_map(|(uid, member)| {
+            let lease = self.leases.leases.get(&member.lease)?;
+            Some(PlannedPod {
+                pod: uid.clone(),
+                name: lease.request.pod_name.name.clone(),
+                node: self.cluster.node(lease.node).name.clone(),
+                lease: (!lease.local).then_some(member.lease),
+                gpus: lease.taken.gpus.clone(),
+            })
+        });
+        let plan = GangPlan {
+            gang: gang.spec.name.clone(),
+            gang_uid: gang.spec.uid.clone(),
+            term: self.term.counter,
+            binding_deadline: round.binding_deadline,
+            pods: pods.collect(),
+        };
+        let write = self.emit_pending(Command::WritePlan(Box::new(plan)), Pending::Plan(key), actions);
+        self.set_step(key, Step::Committing);
+        if let Some(round) = self.round_mut(key) {
+            round.plan_write = Some(write);
+        }
+    }
+
+    /// The plan is durable: agents may write the leases to disk.
+    pub(crate) fn arm(&mut self, key: GangKey, now: Time) {
+        let deadline = now + self.settings.confirm_timeout_ms;
+        let Some(round) = self.round_mut(key) else { return };
+        round.plan_write = None;
+        round.plan_stored = true;
+        round.deadline = deadline;
+        let leases: Vec<LeaseId> = round.members.values().map(|member| member.lease).collect();
+        for lease in leases {
+            self.leases.want(lease, LeaseState::Armed);
+        }
+        self.timers.insert((deadline, Timer::Gang(key)));
+        self.set_step(key, Step::Arming);
+        self.touched.insert(key);
+    }
+
+    /// The commit point: plan durable, every lease armed.
+    fn commit(&mut self, key: GangKey) {
+        self.set_step(key, Step::Binding);
+        if let Some(round) = self.round_mut(key) {
+            round.to_bind = round.unbound.clone();
+            let deadline = round.binding_deadline;
+            self.timers.insert((deadline, Timer::Gang(key)));
+        }
+    }
+
+    fn progress_binding(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(round) = self.round_mut(key) else { return };
+        for (uid, member) in &mut round.members {
+            if matches!(member.bind, BindState::RetryAt(time) if time <= now) {
+                member.bind = BindState::Waiting;
+                round.to_bind.insert(uid.clone());
+            }
+        }
+        if round.unbound.is_empty() {
+            self.complete_round(key, actions);
+            return;
+        }
+        if now >= round.binding_deadline {
+            self.roll_back(key, now, actions);
+            return;
+        }
+        let ready = std::mem::take(&mut round.to_bind);
+        for uid in ready {
+            self.send_binding(key, &uid, actions);
+        }
+    }
+
+    fn send_binding(&mut self, key: GangKey, uid: &PodUid, actions: &mut Vec<Action>) {
+        let Some(pod) = self.gangs.pods.get(uid) else { return };
+        let Some(lease) = pod.lease.and_then(|id| self.leases.leases.get(&id)) else { return };
+        if !lease.local && lease.known.is_none_or(|state| state < LeaseState::Armed) {
+            // Its agent lost it; it is bound once it is armed again.
+            if let Some(round) = self.round_mut(key) {
+                round.to_bind.insert(uid.clone());
+            }
+            return;
+        }
+        let command = Command::Bind {
+            pod: uid.clone(),
+            name: pod.spec.name.clone(),
+            resource_version: pod.spec.resource_version,
+            binding: PodBinding {
+                node: self.cluster.node(lease.node).name.clone(),
+                lease: (!lease.local).then_some(lease.taken.lease),
+                gpus: lease.taken.gpus.clone(),
+            },
+            term: self.term,
+        };
+        let action = self.emit_pending(command, Pending::Pod(key, uid.clone()), actions);
+        self.set_bind(key, uid, BindState::Sent(action));
+    }
+
+    pub(crate) fn set_bind(&mut self, key: GangKey, uid: &PodUid, bind: BindState) {
+        if let Some(member) = self.round_mut(key).and_then(|round| round.members.get_mut(uid)) {
+            member.bind = bind;
+        }
+    }
+
+    /// All pods of the round are bound: the start gate opens once the gang has its minimum.
+    fn complete_round(&mut self, key: GangKey, actions: &mut Vec<Action>) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let name = gang.spec.name.clone();
+        let round = match &mut gang.phase {
+            Phase::Running { round } | Phase::Degraded { round, .. } => round.take(),
+            Phase::Placing(round) => Some(round.clone()),
+            Phase::Queued | Phase::Admitted | Phase::Evicting { .. } | Phase::Finished => None,
+        };
+        let Some(round) = round else { return };
+        if self.is_satisfied(key) {
+            self.open_start_gate(key);
+            self.set_phase(key, Phase::Running { round: None });
+            self.emit(Command::DeletePlan { gang: name }, actions);
+        } else if matches!(self.gangs.gangs[&key].phase, Phase::Placing(_)) {
+            let cause = Arc::from("a pod was deleted while the gang was being bound");
+            let roll_back_at = Some(round.binding_deadline);
+            self.set_phase(key, Phase::Degraded { since: round.deadline, cause, round: None, roll_back_at });
+        }
+        self.touched.insert(key);
+    }
+
+    /// Lets the gang's bound pods start.
+    pub(crate) fn open_start_gate(&mut self, key: GangKey) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let live = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.is_live());
+        let leases: Vec<LeaseId> = live.filter_map(|(_, pod)| pod.lease).collect();
+        for lease in leases {
+            self.leases.want_at_least(lease, LeaseState::Started);
+        }
+    }
+
+    /// Gives a round up. Only before its commit point, where nothing is bound.
+    pub(crate) fn drop_round(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let name = gang.spec.name.clone();
+        let Some(round) = gang.phase.round_mut() else { return };
+        let round = round.clone();
+        gang.not_before = now + self.settings.resend_ms;
+        let retry = gang.not_before;
+        match &mut gang.phase {
+            Phase::Running { round } | Phase::Degraded { round, .. } => *round = None,
+            Phase::Queued
+            | Phase::Admitted
+            | Phase::Placing(_)
+            | Phase::Evicting { .. }
+            | Phase::Finished => {
+                self.set_phase(key, Phase::Admitted);
+            }
+        }
+        for (uid, member) in &round.members {
+            self.leases.want(member.lease, LeaseState::Gone);
+            if let Some(pod) = self.gangs.pods.get_mut(uid) {
+                pod.lease = None;
+            }
+        }
+        if round.plan_stored || round.plan_write.is_some() {
+            self.emit(Command::DeletePlan { gang: name }, actions);
+        }
+        self.timers.insert((retry, Timer::Gang(key)));
+        self.touched.insert(key);
+    }
+
+    /// A member's agent will not have it: the rest keeps its leases, this one is planned again.
+    pub(crate) fn replace_member(
+        &mut self,
+        key: GangKey,
+        uid: &PodUid,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
+        let old = pod.lease.take();
+        let candidate = self.candidate(uid);
+        let shape = self.shape(key);
+        let Some(round) = self.round_mut(key) else { return };
+        round.members.remove(uid);
+        round.unbound.remove(uid);
+        if let Some(old) = old {
+            round.unconfirmed.remove(&old);
+            round.unarmed.remove(&old);
+        }
+        let mut overlay = Overlay::excluding(round.excluded.clone());
+        let place = candidate.and_then(|candidate| {
+            crate::place::place(&self.cluster, &mut overlay, &shape, &[candidate]).ok()?.pop()
+        });
+        match (place, self.gangs.gangs.get_mut(&key)) {
+            (Some(place), Some(gang)) => {
+                let Some(round) = gang.phase.round_mut() else { return };
+                let mut round = round.clone();
+                self.add_member(key, &mut round, &place);
+                if let Some(slot) = self.round_mut(key) {
+                    *slot = round;
+                }
+            }
+            _ => self.drop_round(key, now, actions),
+        }
+        self.touched.insert(key);
+    }
+
+    /// Agents that did not answer in time: their nodes are closed, their members planned again.
+    pub(crate) fn handle_silence(
+        &mut self,
+        key: GangKey,
+        silent: &[LeaseId],
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
+        let deadline = now + self.settings.confirm_timeout_ms;
+        for id in silent {
+            let Some(lease) = self.leases.leases.get(id) else { continue };
+            let (node, uid) = (lease.node, lease.pod().clone());
+            self.close_node(node, "did not answer in time", now, actions);
+            self.leases.want(*id, LeaseState::Gone);
+            let Some(round) = self.round_mut(key) else { return };
+            round.excluded.insert(node);
+            round.deadline = deadline;
+            self.replace_member(key, &uid, now, actions);
+        }
+        self.timers.insert((deadline, Timer::Gang(key)));
+    }
+
+    /// Takes no new pods on a node for a while.
+    pub(crate) fn close_node(&mut self, node: NodeIndex, why: &str, now: Time, actions: &mut Vec<Action>) {
+        let until = now + self.settings.quarantine_ms;
+        self.cluster.count_refusal(node, 1, until);
+        self.timers.insert((until, Timer::Quarantine(node)));
+        let message = format!(
+            "node {} takes no new pods for {}: its agent {why}",
+            self.cluster.node(node).name,
+            self.settings.quarantine_ms
+        );
+        self.emit(Command::Warn { message }, actions);
+    }
+}

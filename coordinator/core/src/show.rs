@@ -1,0 +1,227 @@
+//! Views of the state, for people.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_common::ids::{GangName, LeaseId};
+use phalanx_common::resources::format_amount;
+
+use crate::amounts::Amounts;
+use crate::cluster::Node;
+use crate::core::Core;
+use crate::gang::{Gang, Pod, natural};
+use crate::life::pod_group_phase;
+use crate::phase::PhaseKind;
+use crate::place::feasible_nodes;
+use crate::reason::Reason;
+use crate::view::{
+    Explanation, GangView, GpuView, NodeView, PodView, QueueView, QuotaView, ReasonView, StateView,
+};
+use crate::why::free_amounts;
+
+impl Core {
+    /// Everything, for people.
+    #[must_use]
+    pub fn view(&self) -> StateView {
+        let mut gangs: Vec<GangView> = self.gangs.gangs.values().map(|gang| self.gang_view(gang)).collect();
+        gangs.sort_by(|left, right| left.name.cmp(&right.name));
+        let mut nodes: Vec<NodeView> = self.cluster.nodes().map(|(_, node)| self.node_view(node)).collect();
+        nodes.sort_by(|left, right| left.name.cmp(&right.name));
+        StateView { queues: self.queue_views(), gangs, nodes }
+    }
+
+    fn queue_views(&self) -> Vec<QueueView> {
+        let views = self.queues.queues.iter().filter_map(|(name, queue)| {
+            let spec = queue.spec.as_ref()?;
+            let status = queue.status(&self.cluster.resources);
+            let mut charged = queue.charged.clone();
+            charged.add(&queue.allocated);
+            Some(QueueView {
+                name: name.clone(),
+                priority: spec.priority,
+                open: spec.open,
+                capability: spec.capability.clone(),
+                allocated: status.allocated,
+                charged: self.cluster.resources.resources(&charged),
+                pending: status.pending,
+                inqueue: status.inqueue,
+                running: status.running,
+                completed: status.completed,
+            })
+        });
+        views.collect()
+    }
+
+    fn gang_view(&self, gang: &Gang) -> GangView {
+        let mut pods: Vec<&Pod> = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod).collect();
+        pods.sort_by(|left, right| natural(&left.spec.name.name).cmp(&natural(&right.spec.name.name)));
+        let kind = gang.phase.kind();
+        GangView {
+            name: gang.spec.name.clone(),
+            queue: gang.spec.queue.clone(),
+            priority: self.priority_of(&gang.spec).unwrap_or(0),
+            phase: Arc::from(kind.as_str()),
+            pod_group_phase: Arc::from(pod_group_phase(kind).as_str()),
+            minimum: gang.spec.min_member.max(1),
+            created: gang.spec.created,
+            pods: pods.into_iter().map(|pod| self.pod_view(pod)).collect(),
+            reason: self.reason_of(gang).map(|reason| ReasonView {
+                code: Arc::from(reason.code()),
+                text: reason.to_string(),
+                fix: reason.fix(),
+                reason,
+            }),
+        }
+    }
+
+    /// Why a gang does not run.
+    fn reason_of(&self, gang: &Gang) -> Option<Reason> {
+        let step = |text: &str| Some(Reason::InProgress { step: Arc::from(text) });
+        match gang.phase.kind() {
+            PhaseKind::Queued | PhaseKind::Admitted => {
+                gang.reason.clone().or_else(|| step("it has not been looked at yet"))
+            }
+            PhaseKind::Reserving => step("agents are asked to reserve its GPUs"),
+            PhaseKind::Committing => step("its plan is being written"),
+            PhaseKind::Arming => step("agents write its leases to disk"),
+            PhaseKind::Binding => step("its pods are being bound"),
+            PhaseKind::Running | PhaseKind::Finished => None,
+            PhaseKind::Degraded | PhaseKind::Evicting => match &gang.phase {
+                crate::phase::Phase::Degraded { cause, .. } | crate::phase::Phase::Evicting { cause, .. } => {
+                    step(cause)
+                }
+                _ => None,
+            },
+        }
+    }
+
+    fn pod_view(&self, pod: &Pod) -> PodView {
+        let lease = pod.lease.and_then(|id| self.leases.leases.get(&id));
+        let binding = pod.spec.binding.as_ref();
+        let node = lease.map(|lease| self.cluster.node(lease.node));
+        let gpus = lease.map_or_else(
+            || binding.map_or_else(Vec::new, |binding| binding.gpus.clone()),
+            |lease| lease.taken.gpus.clone(),
+        );
+        let name = binding.map(|binding| binding.node.clone()).or_else(|| node.map(|node| node.name.clone()));
+        let at = node.or_else(|| Some(self.cluster.node(self.cluster.find(name.as_ref()?)?)));
+        let link_class = at.and_then(|node| {
+            let positions: Option<Vec<usize>> = gpus.iter().map(|gpu| node.position(*gpu)).collect();
+            let positions = positions.filter(|positions| !positions.is_empty())?;
+            Some(node.agent.as_ref()?.inventory.link_class(&positions))
+        });
+        PodView {
+            name: pod.spec.name.name.clone(),
+            uid: pod.spec.uid.clone(),
+            task: pod.spec.task.clone(),
+            phase: Arc::from(if pod.spec.deleting { "Terminating" } else { pod.spec.phase.as_str() }),
+            request: self.cluster.resources.resources(&pod.need.amounts),
+            node: name,
+            lease: lease.filter(|lease| !lease.local).map(|lease| lease.taken.lease),
+            gpus,
+            link_class,
+        }
+    }
+
+    fn node_view(&self, node: &Node) -> NodeView {
+        let holder = |lease: &Option<LeaseId>| {
+            let lease = lease.and_then(|id| self.leases.leases.get(&id))?;
+            Some(lease.request.pod_name.clone())
+        };
+        let state = node
+            .closed()
+            .unwrap_or_else(|| Arc::from(if node.agent.is_some() { "ready" } else { "no-agent" }));
+        let gpus = node.agent.iter().flat_map(|agent| agent.inventory.gpus.iter().zip(&agent.holders));
+        NodeView {
+            name: node.name.clone(),
+            state,
+            capacity: self.cluster.resources.resources(&node.capacity),
+            free: self.cluster.resources.resources(&free_amounts(node)),
+            gpus: gpus
+                .map(|(gpu, lease)| GpuView {
+                    id: gpu.id,
+                    index: gpu.index,
+                    model: Arc::from(gpu.model.as_str()),
+                    health: gpu.health.clone(),
+                    holder: holder(lease),
+                })
+                .collect(),
+            refusals: node.refusals,
+        }
+    }
+
+    /// Why a gang does not run; `None` where it is not known.
+    #[must_use]
+    pub fn explain(&self, name: &GangName) -> Option<Explanation> {
+        let gang = self.gangs.gangs.get(&self.gang_key(name)?)?;
+        let view = self.gang_view(gang);
+        let quota = self.quota_views(gang);
+        let needs: BTreeMap<_, _> = self
+            .gangs
+            .pods_of(name)
+            .filter(|(_, pod)| pod.is_unplaced())
+            .map(|(_, pod)| (pod.need.clone(), ()))
+            .collect();
+        let feasible = needs.keys().map(|need| feasible_nodes(&self.cluster, need)).min().unwrap_or(0);
+        let nodes = u32::try_from(self.cluster.nodes().count()).unwrap_or(u32::MAX);
+        let lines = explain_lines(&view, &quota, (!needs.is_empty()).then_some(feasible), nodes);
+        Some(Explanation { gang: view, quota, feasible_nodes: feasible, nodes, lines })
+    }
+
+    fn quota_views(&self, gang: &Gang) -> Vec<QuotaView> {
+        let Some(queue) = self.queues.get(&gang.spec.queue) else { return Vec::new() };
+        let mut asked = Amounts::default();
+        for candidate in self.required(gang).pods {
+            asked.add(&candidate.need.amounts);
+        }
+        asked.raise_to(&gang.min_amounts);
+        let mut used = queue.charged.clone();
+        used.add(&queue.allocated);
+        // Its own charge is no use by others.
+        used.subtract(&gang.charge);
+        let view = |key| QuotaView {
+            resource: Arc::from(self.cluster.resources.name(key)),
+            limit: queue.limit(key),
+            used: used.get(key),
+            asked: asked.get(key),
+        };
+        asked.keys().map(view).collect()
+    }
+}
+
+fn explain_lines(view: &GangView, quota: &[QuotaView], feasible: Option<u32>, nodes: u32) -> Vec<String> {
+    let mut lines = Vec::new();
+    let limited = quota.iter().filter_map(|quota| {
+        let limit = quota.limit?;
+        let left = limit.saturating_sub(quota.used);
+        let amount = |amount| format_amount(&quota.resource, amount);
+        Some(format!(
+            "{} {} left of {} (asks {})",
+            quota.resource,
+            amount(left),
+            amount(limit),
+            amount(quota.asked)
+        ))
+    });
+    let limited: Vec<String> = limited.collect();
+    let text =
+        if limited.is_empty() { "no limit on what it asks for".to_owned() } else { limited.join(", ") };
+    lines.push(format!("quota of queue {}: {text}", view.queue));
+    if let Some(feasible) = feasible {
+        lines.push(format!("feasible nodes: {feasible} of {nodes} have room now for one more of its pods"));
+    }
+    let running = view.pods.iter().filter(|pod| &*pod.phase == "Running").count();
+    lines.push(format!(
+        "phase: {} ({}), {running} of {} pods running",
+        view.pod_group_phase,
+        view.phase,
+        view.pods.len()
+    ));
+    if let Some(reason) = &view.reason {
+        lines.push(format!("reason: {}", reason.text));
+        if !reason.fix.is_empty() {
+            lines.push(format!("fix: {}", reason.fix));
+        }
+    }
+    lines
+}

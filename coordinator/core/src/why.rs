@@ -1,0 +1,163 @@
+//! Finds the thing that limits a gang that did not fit.
+
+use std::sync::Arc;
+
+use phalanx_common::resources::{NVIDIA_GPU, format_amount};
+
+use crate::amounts::{Amounts, ResourceKey};
+use crate::cluster::{Cluster, Node};
+use crate::pass::Required;
+use crate::place::{GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, place, suits};
+use crate::reason::{NoRoom, Reason};
+
+/// Nodes named in a reason.
+const NODES_NAMED: usize = 8;
+
+/// Why `required` does not fit; true where no end of other work would help.
+pub(crate) fn diagnose(
+    cluster: &Cluster,
+    empty: &Cluster,
+    shape: &GangShape,
+    required: &Required,
+    shortfall: &Shortfall,
+) -> (Reason, bool) {
+    let need = &shortfall.need;
+    if let Some(reason) = no_node_ever(cluster, empty, need) {
+        return (reason, true);
+    }
+    let fits_mixed = |cluster: &Cluster| {
+        let mixed = GangShape { mixed_models: true, ..GangShape::default() };
+        !shape.mixed_models && place(cluster, &mut Overlay::default(), &mixed, &required.pods).is_ok()
+    };
+    if let Err(ever) = place(empty, &mut Overlay::default(), shape, &required.pods) {
+        let reason = Reason::LargerThanCluster {
+            fit: ever.fit,
+            minimum: required.minimum,
+            shape: describe(cluster, &ever.need),
+            mixed_models_would_fit: fits_mixed(empty),
+        };
+        return (reason, true);
+    }
+    let room = no_room(cluster, required, shortfall, fits_mixed(cluster));
+    let closed: Vec<_> = cluster
+        .nodes()
+        .filter_map(|(_, node)| Some((node, node.closed()?)))
+        .filter(|(node, _)| has_room(cluster, node, need))
+        .map(|(node, why)| (node.name.clone(), why))
+        .take(NODES_NAMED)
+        .collect();
+    if closed.is_empty() {
+        (Reason::NoRoom(room), false)
+    } else {
+        (Reason::NodesClosed { nodes: closed, room: Box::new(room) }, false)
+    }
+}
+
+/// A pod as text: `8 nvidia.com/gpu, 32 cpu`.
+fn describe(cluster: &Cluster, need: &PodNeed) -> Arc<str> {
+    let part = |key: ResourceKey| {
+        let name = cluster.resources.name(key);
+        format!("{} {name}", format_amount(name, need.amounts.get(key)))
+    };
+    Arc::from(need.amounts.keys().map(part).collect::<Vec<_>>().join(", "))
+}
+
+fn matches_selector(node: &Node, need: &PodNeed) -> bool {
+    need.selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
+}
+
+/// One pod alone is more than any node could ever take.
+fn no_node_ever(cluster: &Cluster, empty: &Cluster, need: &PodNeed) -> Option<Reason> {
+    let nodes: Vec<&Node> = empty
+        .nodes()
+        .map(|(_, node)| node)
+        .filter(|node| (node.agent.is_some() || node.spec.is_some()) && matches_selector(node, need))
+        .collect();
+    if nodes.is_empty() && !need.selector.is_empty() {
+        let pairs = need.selector.iter().map(|(key, value)| format!("{key}={value}"));
+        return Some(Reason::NoNodeMatches { selector: Arc::from(pairs.collect::<Vec<_>>().join(",")) });
+    }
+    for key in need.amounts.keys() {
+        let asked = need.amounts.get(key);
+        let largest = nodes.iter().map(|node| node.capacity.get(key)).max().unwrap_or(0);
+        if largest >= asked {
+            continue;
+        }
+        let resource: Arc<str> = Arc::from(cluster.resources.name(key));
+        if largest > 0 {
+            return Some(Reason::LargerThanAnyNode { resource, largest, asked });
+        }
+        let offers_gpus = nodes.iter().any(|node| node.capacity.gpus > 0);
+        let looks_like_gpu = resource.ends_with("gpu") && &*resource != NVIDIA_GPU;
+        let suggestion = (offers_gpus && looks_like_gpu).then(|| Arc::from(NVIDIA_GPU));
+        return Some(Reason::NoNodeOffers { resource, asked, suggestion });
+    }
+    None
+}
+
+/// Free amount of a resource on a node.
+fn free(node: &Node, key: ResourceKey) -> u64 {
+    match key {
+        ResourceKey::Gpus => u64::from(node.free_mask.count_ones()),
+        _ => node.capacity.get(key).saturating_sub(node.used.get(key)),
+    }
+}
+
+fn has_room(cluster: &Cluster, node: &Node, need: &PodNeed) -> bool {
+    let largest = node.agent.as_ref().map_or(0, |agent| {
+        let masks = cluster.class(agent.class).models.iter();
+        masks.map(|(_, mask)| (node.free_mask & mask).count_ones()).max().unwrap_or(0)
+    });
+    largest >= need.gpus && suits(node, need, &node.used)
+}
+
+fn no_room(cluster: &Cluster, required: &Required, shortfall: &Shortfall, mixed: bool) -> NoRoom {
+    let need = &shortfall.need;
+    let open: Vec<&Node> = cluster
+        .nodes()
+        .map(|(_, node)| node)
+        .filter(|node| node.closed().is_none() && matches_selector(node, need))
+        .filter(|node| !need.needs_agent || node.agent.is_some())
+        .collect();
+    // The scarcest resource is the one that fewest nodes have enough of.
+    let enough =
+        |key: ResourceKey| open.iter().filter(|node| free(node, key) >= need.amounts.get(key)).count();
+    let key = need.amounts.keys().min_by_key(|key| (enough(*key), *key != ResourceKey::Gpus));
+    let key = key.unwrap_or(ResourceKey::Cpu);
+    let mut by_node: Vec<_> = open.iter().map(|node| (node.name.clone(), free(node, key))).collect();
+    let free_total = by_node.iter().map(|(_, free)| *free).fold(0, u64::saturating_add);
+    let largest = by_node.iter().map(|(_, free)| *free).max().unwrap_or(0);
+    if by_node.len() > NODES_NAMED {
+        by_node.sort_by(|(left_name, left), (right_name, right)| (right, left_name).cmp(&(left, right_name)));
+        by_node.truncate(NODES_NAMED);
+        by_node.retain(|(_, free)| *free > 0);
+    }
+    let capacity: Vec<u64> = by_node
+        .iter()
+        .map(|(name, _)| cluster.find(name).map_or(0, |index| cluster.node(index).capacity.get(key)))
+        .collect();
+    NoRoom {
+        fit: shortfall.fit,
+        minimum: required.minimum,
+        pods: u32::try_from(required.pods.len()).unwrap_or(u32::MAX),
+        resource: Arc::from(cluster.resources.name(key)),
+        asked: need.amounts.get(key),
+        free_total,
+        largest,
+        free_by_node: by_node
+            .into_iter()
+            .zip(capacity)
+            .map(|((name, free), all)| (name, free, all))
+            .collect(),
+        feasible_nodes: feasible_nodes(cluster, need),
+        mixed_models_would_fit: mixed,
+    }
+}
+
+/// What a node has left of everything.
+pub(crate) fn free_amounts(node: &Node) -> Amounts {
+    let mut free = node.capacity.clone();
+    free.subtract(&node.used);
+    free.gpus = u64::from(node.free_mask.count_ones());
+    free
+}

@@ -1,0 +1,778 @@
+//! A small world for text scenarios: agents that promise, an API that obeys, and a clock that is set.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use phalanx_common::gang::{
+    Blocker, ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec,
+};
+use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
+use phalanx_common::plan::GangPlan;
+use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
+use phalanx_common::resources::{ResourceName, Resources, parse_quantity};
+use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
+use phalanx_common::units::Time;
+use phalanx_common::wire::{FromAgent, Hello, LeaseReport, LeaseState, RefusalCause, ToAgent};
+use phalanx_core::action::{Action, Command, GangStatus};
+use phalanx_core::event::{Event, NodeSpec, Outcome};
+use phalanx_core::{Core, Settings, invariants};
+
+/// One fake agent.
+#[derive(Default)]
+struct Agent {
+    inventory: Option<Inventory>,
+    session: u64,
+    leases: BTreeMap<LeaseId, LeaseReport>,
+    connected: bool,
+    silent: bool,
+    /// Refuses so many Reserves.
+    refuse: u32,
+}
+
+/// The world.
+pub struct World {
+    core: Core,
+    term: u64,
+    now: Time,
+    queue: VecDeque<Action>,
+    agents: BTreeMap<NodeName, Agent>,
+    queues: BTreeMap<QueueName, QueueSpec>,
+    classes: BTreeMap<Arc<str>, PriorityClassSpec>,
+    nodes: BTreeMap<NodeName, NodeSpec>,
+    gangs: BTreeMap<GangName, GangSpec>,
+    pods: BTreeMap<PodUid, PodSpec>,
+    plans: BTreeMap<GangName, GangPlan>,
+    statuses: BTreeMap<GangName, GangStatus>,
+    /// Outcomes that the next Bindings get, before the API obeys again.
+    bind_faults: VecDeque<String>,
+    /// Actions are kept back, one `step` at a time.
+    manual: bool,
+    next_session: u64,
+    next_version: u64,
+    next_uid: u64,
+    pub evictions: u32,
+    /// GPUs that a started pod uses now, against double use.
+    out: String,
+}
+
+fn name(text: &str) -> GangName {
+    GangName::new("default", text)
+}
+
+fn gpu_id(node: &str, at: usize) -> GpuId {
+    let base = node.bytes().fold(7_u128, |sum, byte| sum * 257 + u128::from(byte)) << 8;
+    GpuId(base | at as u128)
+}
+
+impl World {
+    pub fn new() -> Self {
+        let mut world = Self {
+            core: Core::new(Settings::default()),
+            term: 0,
+            now: Time(0),
+            queue: VecDeque::new(),
+            agents: BTreeMap::new(),
+            queues: BTreeMap::new(),
+            classes: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            gangs: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            plans: BTreeMap::new(),
+            statuses: BTreeMap::new(),
+            bind_faults: VecDeque::new(),
+            manual: false,
+            next_session: 0,
+            next_version: 0,
+            next_uid: 0,
+            evictions: 0,
+            out: String::new(),
+        };
+        world.start();
+        world
+    }
+
+    fn start(&mut self) {
+        self.term += 1;
+        self.core = Core::new(Settings::default());
+        self.queue.clear();
+        self.apply(Event::Started { term: Term { counter: self.term, incarnation: self.term } });
+        for event in self.stored() {
+            self.apply(event);
+        }
+        self.apply(Event::Synced);
+        let names: Vec<NodeName> = self.agents.keys().cloned().collect();
+        for node in names {
+            self.connect(&node);
+        }
+        self.cycle();
+    }
+
+    fn stored(&self) -> Vec<Event> {
+        let mut events: Vec<Event> = self.queues.values().cloned().map(Event::QueueApplied).collect();
+        events.extend(self.classes.values().cloned().map(Event::PriorityClassApplied));
+        events.extend(self.nodes.values().cloned().map(Event::NodeApplied));
+        let mut gangs: Vec<GangSpec> = self.gangs.values().cloned().collect();
+        gangs.sort_by_key(|gang| (gang.created, gang.uid.clone()));
+        events.extend(gangs.into_iter().map(Event::GangApplied));
+        events.extend(self.pods.values().cloned().map(|pod| Event::PodApplied(Box::new(pod))));
+        events.extend(self.plans.values().cloned().map(Event::PlanFound));
+        events
+    }
+
+    fn apply(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        let text = format!("{event:?}");
+        self.core.apply(event, self.now, &mut actions);
+        self.queue.extend(actions);
+        if let Err(error) = invariants::check(&self.core) {
+            panic!("after {text}: {error}");
+        }
+    }
+
+    fn cycle(&mut self) {
+        let mut actions = Vec::new();
+        self.core.cycle(self.now, &mut actions);
+        self.queue.extend(actions);
+        if let Err(error) = invariants::check(&self.core) {
+            panic!("after a cycle: {error}");
+        }
+        self.check_owners();
+    }
+
+    /// No GPU has two holders at its agent.
+    fn check_owners(&self) {
+        for (node, agent) in &self.agents {
+            let mut seen = BTreeSet::new();
+            for report in agent.leases.values() {
+                for gpu in report.request.gpus() {
+                    assert!(seen.insert(gpu), "{node}: {gpu} has two holders");
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, node: &NodeName) {
+        self.next_session += 1;
+        let session = self.next_session;
+        let Some(agent) = self.agents.get_mut(node) else { return };
+        let Some(inventory) = agent.inventory.clone() else { return };
+        agent.session = session;
+        agent.connected = true;
+        let hello = Hello {
+            oldest_version: 1,
+            newest_version: 2,
+            node: node.clone(),
+            cluster: None,
+            highest_term: Term::default(),
+            inventory,
+            leases: agent.leases.values().cloned().collect(),
+        };
+        self.apply(Event::AgentConnected { session, hello: Box::new(hello) });
+    }
+
+    /// Runs until nothing is left to do at this time; prints what was asked for.
+    fn settle(&mut self, print: bool) {
+        self.cycle();
+        let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+        for _ in 0..100_000 {
+            let Some(action) = self.queue.pop_front() else { break };
+            let line = self.describe(&action);
+            if print {
+                writeln!(self.out, "{line}").unwrap();
+            }
+            *counts.entry(line.split(' ').next().unwrap_or("").to_owned()).or_default() += 1;
+            self.perform(action);
+            self.cycle();
+        }
+        assert!(self.queue.is_empty(), "never settles");
+        // After a settle the next cycles do nothing.
+        for _ in 0..50 {
+            self.cycle();
+            assert!(self.queue.is_empty(), "not settled: {:?}", self.queue);
+        }
+    }
+
+    fn describe(&self, action: &Action) -> String {
+        let pod_of = |id: &LeaseId| -> String {
+            let agents = self.agents.values().flat_map(|agent| agent.leases.get(id));
+            agents.map(|report| report.request.pod_name.name.to_string()).next().unwrap_or_else(|| "?".into())
+        };
+        match &action.command {
+            Command::Send { node, message, .. } => match &**message {
+                ToAgent::Reserve { request, .. } => {
+                    let gpus: Vec<String> =
+                        request.gpus().iter().map(|gpu| format!("g{}", gpu.0 & 0xff)).collect();
+                    format!("reserve {} {node} {}", request.pod_name.name, gpus.join(","))
+                }
+                ToAgent::Arm { lease, .. } => format!("arm {} {node}", pod_of(lease)),
+                ToAgent::Bound { lease, .. } => format!("bound {} {node}", pod_of(lease)),
+                ToAgent::GangBound { lease, .. } => format!("gang-bound {} {node}", pod_of(lease)),
+                ToAgent::Release { lease, .. } => format!("release {} {node}", pod_of(lease)),
+                other => format!("{other:?}"),
+            },
+            Command::WritePlan(plan) => format!("write-plan {} of {} pods", plan.gang.name, plan.pods.len()),
+            Command::DeletePlan { gang } => format!("delete-plan {}", gang.name),
+            Command::Bind { name, binding, .. } => format!("bind {} {}", name.name, binding.node),
+            Command::FenceWrite { name, .. } => format!("fence {}", name.name),
+            Command::ReadPod { name, .. } => format!("read {}", name.name),
+            Command::Evict { name, cause, .. } => format!("evict {}: {cause}", name.name),
+            Command::SetGangStatus { gang, status, .. } => {
+                let reason = status.reason.as_ref().map(|reason| format!(" {}", reason.code()));
+                format!(
+                    "status {} {} running={} succeeded={}{}",
+                    gang.name,
+                    status.phase.as_str(),
+                    status.running,
+                    status.succeeded,
+                    reason.unwrap_or_default()
+                )
+            }
+            Command::SetQueueStatus { queue, status } => {
+                format!(
+                    "queue-status {queue} gpus={} pending={} inqueue={} running={} completed={}",
+                    status.allocated.gpus(),
+                    status.pending,
+                    status.inqueue,
+                    status.running,
+                    status.completed
+                )
+            }
+            Command::RaiseTerm { above } => format!("raise-term above {above}"),
+            Command::Warn { message } => format!("warn {message}"),
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        let id = action.id;
+        let done = |outcome| Event::ActionDone { action: id, outcome };
+        match action.command {
+            Command::Send { node, session, message } => self.deliver(&node, session, *message),
+            Command::RaiseTerm { above } => {
+                self.term = above + 1;
+                let term = Term { counter: self.term, incarnation: self.term };
+                self.apply(Event::TermRaised { term });
+            }
+            Command::WritePlan(plan) => {
+                self.plans.insert(plan.gang.clone(), *plan);
+                self.apply(done(Outcome::Done));
+            }
+            Command::DeletePlan { gang } => {
+                self.plans.remove(&gang);
+                self.apply(done(Outcome::Done));
+            }
+            Command::Bind { pod, resource_version, binding, .. } => {
+                self.bind(id, &pod, resource_version, binding)
+            }
+            Command::FenceWrite { pod, .. } => {
+                self.touch(&pod);
+                let read = self.pods.get(&pod).cloned().map(Box::new);
+                self.apply(Event::PodRead { action: id, pod: read });
+            }
+            Command::ReadPod { pod, .. } => {
+                let read = self.pods.get(&pod).cloned().map(Box::new);
+                self.apply(Event::PodRead { action: id, pod: read });
+            }
+            Command::Evict { pod, .. } => {
+                self.evictions += 1;
+                self.delete_pod(&pod);
+                self.apply(done(Outcome::Done));
+            }
+            Command::SetGangStatus { gang, status, .. } => {
+                self.statuses.insert(gang, *status);
+                self.apply(done(Outcome::Done));
+            }
+            Command::SetQueueStatus { .. } => self.apply(done(Outcome::Done)),
+            Command::Warn { .. } => {}
+        }
+    }
+
+    fn touch(&mut self, pod: &PodUid) {
+        self.next_version += 1;
+        if let Some(pod) = self.pods.get_mut(pod) {
+            pod.resource_version = self.next_version;
+        }
+    }
+
+    fn bind(&mut self, id: phalanx_common::ids::ActionId, pod: &PodUid, version: u64, binding: PodBinding) {
+        let fault = self.bind_faults.pop_front().unwrap_or_default();
+        let Some(stored) = self.pods.get(pod) else {
+            return self.apply(Event::ActionDone { action: id, outcome: Outcome::NotFound });
+        };
+        let fits = stored.resource_version == version && stored.binding.is_none() && !stored.deleting;
+        let outcome = match fault.as_str() {
+            "refused" => Outcome::Refused("quota webhook said no".into()),
+            "lost" => Outcome::Unknown,
+            _ if !fits => Outcome::Conflict,
+            "unknown" => Outcome::Unknown,
+            _ => Outcome::Done,
+        };
+        let takes_effect = fits && !matches!(fault.as_str(), "refused" | "lost");
+        if takes_effect {
+            self.touch(pod);
+            let local = binding.lease.is_none();
+            if let Some(stored) = self.pods.get_mut(pod) {
+                stored.binding = Some(binding);
+                if local {
+                    stored.phase = PodPhase::Running;
+                }
+            }
+        }
+        self.apply(Event::ActionDone { action: id, outcome });
+        if takes_effect {
+            self.apply_stored(pod);
+        }
+    }
+
+    fn apply_stored(&mut self, pod: &PodUid) {
+        if let Some(pod) = self.pods.get(pod).cloned() {
+            self.apply(Event::PodApplied(Box::new(pod)));
+        }
+    }
+
+    /// The agent's side; its pods start as soon as they may.
+    fn deliver(&mut self, node: &NodeName, session: u64, message: ToAgent) {
+        let Some(agent) = self.agents.get_mut(node) else { return };
+        if !agent.connected || agent.session != session || agent.silent {
+            return;
+        }
+        let mut started = None;
+        let reply = match message {
+            ToAgent::Reserve { term, lease, request, .. } => {
+                if agent.refuse > 0 {
+                    agent.refuse -= 1;
+                    let cause = RefusalCause::Malformed("told to refuse".into());
+                    let inventory = Box::new(agent.inventory.clone().unwrap());
+                    FromAgent::Refused {
+                        term,
+                        lease,
+                        cause,
+                        inventory,
+                        leases: agent.leases.values().cloned().collect(),
+                    }
+                } else {
+                    let report = LeaseReport { lease, state: LeaseState::Reserved, request: *request };
+                    agent.leases.entry(lease).or_insert(report);
+                    FromAgent::Reserved { term, lease }
+                }
+            }
+            ToAgent::Arm { term, lease }
+            | ToAgent::Bound { term, lease }
+            | ToAgent::GangBound { term, lease } => {
+                let state = match message {
+                    ToAgent::Arm { .. } => LeaseState::Armed,
+                    ToAgent::Bound { .. } => LeaseState::Bound,
+                    _ => LeaseState::Started,
+                };
+                match agent.leases.get_mut(&lease) {
+                    Some(report) => {
+                        report.state = state;
+                        if state == LeaseState::Started {
+                            started = Some(report.request.pod.clone());
+                        }
+                        FromAgent::LeaseIs { term, lease, state }
+                    }
+                    None => FromAgent::LeaseIs { term, lease, state: LeaseState::Gone },
+                }
+            }
+            ToAgent::Release { term, lease } => {
+                let pod = agent.leases.remove(&lease).map(|report| report.request.pod);
+                if let Some(pod) = pod.filter(|pod| self.pods.get(pod).is_some_and(|pod| pod.deleting)) {
+                    self.pods.remove(&pod);
+                    self.apply(Event::PodDeleted(pod));
+                }
+                FromAgent::LeaseIs { term, lease, state: LeaseState::Gone }
+            }
+            other => panic!("{other:?}"),
+        };
+        self.apply(Event::AgentSaid { node: node.clone(), session, message: Box::new(reply) });
+        if let Some(pod) = started
+            && let Some(stored) = self.pods.get_mut(&pod)
+        {
+            stored.phase = PodPhase::Running;
+            self.touch(&pod);
+            self.apply_stored(&pod);
+        }
+    }
+
+    fn delete_pod(&mut self, pod: &PodUid) {
+        let Some(stored) = self.pods.get_mut(pod) else { return };
+        if stored.binding.is_some() && !stored.phase.is_terminal() {
+            stored.deleting = true;
+            self.touch(pod);
+            self.apply_stored(pod);
+        } else {
+            self.pods.remove(pod);
+            self.apply(Event::PodDeleted(pod.clone()));
+        }
+    }
+}
+
+/// `key=value` options of a command.
+struct Words<'a> {
+    plain: Vec<&'a str>,
+    options: BTreeMap<&'a str, &'a str>,
+}
+
+impl<'a> Words<'a> {
+    fn parse(line: &'a str) -> Self {
+        let (options, plain) = line.split_whitespace().partition::<Vec<_>, _>(|word| word.contains('='));
+        Self { plain, options: options.into_iter().filter_map(|word| word.split_once('=')).collect() }
+    }
+
+    fn number(&self, key: &str, default: u64) -> u64 {
+        self.options.get(key).map_or(default, |text| text.parse().unwrap())
+    }
+}
+
+fn resource(key: &str, value: &str) -> (ResourceName, u64) {
+    let name = ResourceName::parse(if key == "gpu" { "nvidia.com/gpu" } else { key }).unwrap();
+    let amount = parse_quantity(&name, value).unwrap();
+    (name, amount)
+}
+
+impl World {
+    /// Runs one command and returns what it prints.
+    pub fn run(&mut self, line: &str) -> String {
+        self.out.clear();
+        let words = Words::parse(line);
+        match words.plain[0] {
+            "node" => self.make_node(&words),
+            "plain-node" => self.make_plain_node(&words),
+            "queue" => self.make_queue(&words),
+            "class" => {
+                let class = PriorityClassSpec {
+                    name: words.plain[1].into(),
+                    value: words.plain[2].parse().unwrap(),
+                    global_default: words.options.contains_key("default"),
+                };
+                self.classes.insert(class.name.clone(), class.clone());
+                self.apply(Event::PriorityClassApplied(class));
+            }
+            "gang" => self.make_gang(&words),
+            "settle" => self.settle(true),
+            "settle-quietly" => self.settle(false),
+            "step" => self.step(),
+            "t" => self.advance(words.plain[1].parse().unwrap()),
+            "end" => self.end(&words.plain[1..]),
+            "delete" => self.delete_gang(words.plain[1]),
+            "delete-pod" => {
+                let uid = self.uid(words.plain[1]);
+                self.delete_pod(&uid);
+            }
+            "agent" => self.change_agent(&words),
+            "restart" => self.start(),
+            "bind-faults" => {
+                self.bind_faults = words.plain[1..].iter().map(|word| (*word).to_owned()).collect()
+            }
+            "state" => self.print_state(),
+            "nodes" => self.print_nodes(),
+            "used" => self.print_used(),
+            "why" => {
+                let explanation = self.core.explain(&name(words.plain[1])).expect("known gang");
+                self.out = explanation.lines.join("\n") + "\n";
+            }
+            "evictions" => self.out = format!("{}\n", self.evictions),
+            other => panic!("unknown command {other}"),
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Performs the first action that waits, and prints what waits then.
+    fn step(&mut self) {
+        self.manual = true;
+        self.cycle();
+        if let Some(action) = self.queue.pop_front() {
+            let line = self.describe(&action);
+            writeln!(self.out, "{line}").unwrap();
+            self.perform(action);
+            self.cycle();
+        }
+    }
+
+    fn advance(&mut self, seconds: u64) {
+        let target = Time(seconds * 1000);
+        while let Some((at, _)) = self.core.next_deadline().filter(|(at, _)| *at <= target) {
+            self.now = self.now.max(at);
+            self.settle(true);
+        }
+        self.now = target;
+        self.settle(true);
+    }
+
+    fn make_node(&mut self, words: &Words<'_>) {
+        let node = words.plain[1];
+        let count: usize = words.plain[2].trim_end_matches('G').parse().unwrap();
+        let nvlinks = u8::try_from(words.number("nvlinks", 12)).unwrap();
+        let model = words.options.get("model").copied().unwrap_or("H100");
+        let link = |first: usize, second: usize| {
+            let pcie = match (first == second, first / 2 == second / 2, first / 4 == second / 4) {
+                (true, _, _) => PcieLevel::Pix,
+                (_, true, _) => PcieLevel::Pxb,
+                (_, _, true) => PcieLevel::Node,
+                _ => PcieLevel::Sys,
+            };
+            GpuLink { nvlinks: if first == second { 0 } else { nvlinks }, pcie }
+        };
+        let inventory = Inventory {
+            state: ProbeState::Ready,
+            driver: "580.82".into(),
+            cpu_milli: words.number("cpu", 1000) * 1000,
+            memory_bytes: words.number("memory-gib", 10_000) << 30,
+            gpus: (0..count)
+                .map(|at| Gpu {
+                    id: gpu_id(node, at),
+                    index: u32::try_from(at).unwrap(),
+                    model: model.into(),
+                    memory_mib: Some(81_559),
+                    pci_bus_id: format!("0000:{at:02x}:00.0"),
+                    numa: Some(u32::try_from(at / 4).unwrap()),
+                    health: GpuHealth::Healthy,
+                })
+                .collect(),
+            links: (0..count).map(|first| (0..count).map(|second| link(first, second)).collect()).collect(),
+            nics: Vec::new(),
+        };
+        let node = NodeName::from(node);
+        self.agents.insert(node.clone(), Agent { inventory: Some(inventory), ..Agent::default() });
+        self.connect(&node);
+    }
+
+    fn make_plain_node(&mut self, words: &Words<'_>) {
+        let node = words.plain[1];
+        let mut allocatable = Resources::new();
+        let mut labels = BTreeMap::new();
+        for (key, value) in &words.options {
+            if let Some(label) = key.strip_prefix("label-") {
+                labels.insert(Arc::from(label), Arc::from(*value));
+            } else {
+                let (name, amount) = resource(key, value);
+                allocatable.set(name, amount);
+            }
+        }
+        let spec = NodeSpec { name: node.into(), labels, allocatable, unschedulable: false };
+        self.nodes.insert(spec.name.clone(), spec.clone());
+        self.apply(Event::NodeApplied(spec));
+    }
+
+    fn make_queue(&mut self, words: &Words<'_>) {
+        let mut capability = Resources::new();
+        for (key, value) in words.options.iter().filter(|(key, _)| !matches!(**key, "prio" | "open")) {
+            let (name, amount) = resource(key, value);
+            capability.set(name, amount);
+        }
+        let spec = QueueSpec {
+            name: words.plain[1].into(),
+            priority: i32::try_from(words.number("prio", 0)).unwrap(),
+            capability,
+            open: words.options.get("open") != Some(&"no"),
+        };
+        self.queues.insert(spec.name.clone(), spec.clone());
+        self.apply(Event::QueueApplied(spec));
+    }
+
+    fn make_gang(&mut self, words: &Words<'_>) {
+        let gang = words.plain[1];
+        let tasks: Vec<(&str, u32, &str)> = words.plain[2..]
+            .iter()
+            .map(|word| {
+                let (task, shape) = word.split_once(':').unwrap_or(("worker", word));
+                let (count, gpus) = shape.split_once('x').unwrap();
+                (task, count.parse().unwrap(), gpus.trim_end_matches('G'))
+            })
+            .collect();
+        let total: u32 = tasks.iter().map(|(_, count, _)| count).sum();
+        let priority_class = words.options.get("prio").map(|value| {
+            let class = PriorityClassSpec {
+                name: format!("p{value}").into(),
+                value: value.parse().unwrap(),
+                global_default: false,
+            };
+            self.classes.insert(class.name.clone(), class.clone());
+            self.apply(Event::PriorityClassApplied(class.clone()));
+            class.name
+        });
+        self.next_uid += 1;
+        let spec = GangSpec {
+            name: name(gang),
+            uid: format!("uid-{gang}-{}", self.next_uid).into(),
+            created: self.now,
+            queue: words.options.get("q").copied().unwrap_or("default").into(),
+            min_member: u32::try_from(words.number("min", u64::from(total))).unwrap(),
+            min_task_member: BTreeMap::new(),
+            min_resources: None,
+            priority_class: words.options.get("class").map(|class| Arc::from(*class)).or(priority_class),
+            mixed_gpu_models: words.options.get("mixed") == Some(&"yes"),
+        };
+        self.gangs.insert(spec.name.clone(), spec.clone());
+        self.apply(Event::GangApplied(spec));
+        for (task, count, gpus) in tasks {
+            for index in 0..count {
+                let pod = if task == "worker" {
+                    format!("{gang}-{index}")
+                } else {
+                    format!("{gang}-{task}-{index}")
+                };
+                self.make_pod(gang, &pod, task, gpus, words);
+            }
+        }
+    }
+
+    fn make_pod(&mut self, gang: &str, pod: &str, task: &str, gpus: &str, words: &Words<'_>) {
+        self.next_version += 1;
+        self.next_uid += 1;
+        let mut requests = Resources::new();
+        for (key, value) in [("gpu", Some(gpus)), ("cpu", words.options.get("cpu").copied())] {
+            if let Some(value) = value.filter(|value| *value != "0") {
+                let (name, amount) = resource(key, value);
+                requests.set(name, amount);
+            }
+        }
+        for (key, value) in words.options.iter().filter(|(key, _)| key.contains('/')) {
+            let (name, amount) = resource(key, value);
+            requests.set(name, amount);
+        }
+        let selector = words.options.get("selector").and_then(|text| text.split_once(':'));
+        let blocker = words.options.get("blocker").and_then(|text| text.split_once(':'));
+        let container = ContainerRequest { name: "main".into(), kind: ContainerKind::App, requests };
+        let spec = PodSpec {
+            uid: format!("{pod}-{}", self.next_uid).into(),
+            name: name(pod),
+            gang: name(gang),
+            task: task.into(),
+            request: PodRequest { containers: vec![container], overhead: Resources::new() },
+            node_selector: selector
+                .into_iter()
+                .map(|(key, value)| (Arc::from(key), Arc::from(value)))
+                .collect(),
+            blockers: blocker
+                .into_iter()
+                .map(|(field, message)| Blocker {
+                    field: field.into(),
+                    message: message.replace('_', " ").into(),
+                })
+                .collect(),
+            run_for: None,
+            resource_version: self.next_version,
+            phase: PodPhase::Pending,
+            binding: None,
+            deleting: false,
+        };
+        self.pods.insert(spec.uid.clone(), spec.clone());
+        self.apply(Event::PodApplied(Box::new(spec)));
+    }
+
+    fn uid(&self, pod: &str) -> PodUid {
+        let found = self.pods.values().find(|known| &*known.name.name == pod);
+        found.unwrap_or_else(|| panic!("no pod {pod}")).uid.clone()
+    }
+
+    fn end(&mut self, gangs: &[&str]) {
+        for gang in gangs {
+            let uids: Vec<PodUid> = self
+                .pods
+                .values()
+                .filter(|pod| (pod.gang == name(gang) || pod.name == name(gang)) && pod.binding.is_some())
+                .map(|pod| pod.uid.clone())
+                .collect();
+            assert!(!uids.is_empty(), "nothing of {gang} runs");
+            for uid in uids {
+                self.touch(&uid);
+                if let Some(pod) = self.pods.get_mut(&uid) {
+                    pod.phase = PodPhase::Succeeded;
+                }
+                self.apply_stored(&uid);
+            }
+        }
+    }
+
+    fn delete_gang(&mut self, gang: &str) {
+        self.gangs.remove(&name(gang));
+        self.apply(Event::GangDeleted(name(gang)));
+        let of_gang = self.pods.values().filter(|pod| pod.gang == name(gang));
+        let uids: Vec<PodUid> = of_gang.map(|pod| pod.uid.clone()).collect();
+        for uid in uids {
+            self.delete_pod(&uid);
+        }
+    }
+
+    fn change_agent(&mut self, words: &Words<'_>) {
+        let node = NodeName::from(words.plain[1]);
+        match words.plain[2] {
+            "silent" => self.agents.get_mut(&node).unwrap().silent = true,
+            "answers" => self.agents.get_mut(&node).unwrap().silent = false,
+            "refuses" => self.agents.get_mut(&node).unwrap().refuse = words.plain[3].parse().unwrap(),
+            "gone" => {
+                let agent = self.agents.get_mut(&node).unwrap();
+                agent.connected = false;
+                let session = agent.session;
+                self.apply(Event::AgentGone { node, session });
+            }
+            "back" => self.connect(&node),
+            "forgets" => {
+                // A restart of the agent: what was only promised is lost.
+                let agent = self.agents.get_mut(&node).unwrap();
+                agent.leases.retain(|_, report| report.state != LeaseState::Reserved);
+                self.connect(&node);
+            }
+            "loses-gpu" => {
+                let at: usize = words.plain[3].parse().unwrap();
+                let agent = self.agents.get_mut(&node).unwrap();
+                let gpu = &mut agent.inventory.as_mut().unwrap().gpus[at];
+                gpu.health = GpuHealth::Lost;
+                let (session, id) = (agent.session, gpu.id);
+                let message = Box::new(FromAgent::HealthChanged { gpus: vec![(id, GpuHealth::Lost)] });
+                self.apply(Event::AgentSaid { node, session, message });
+            }
+            other => panic!("unknown change {other}"),
+        }
+    }
+
+    fn print_state(&mut self) {
+        for gang in self.core.view().gangs {
+            let pods: Vec<String> = gang
+                .pods
+                .iter()
+                .map(|pod| {
+                    let gpus: Vec<String> = pod.gpus.iter().map(|gpu| (gpu.0 & 0xff).to_string()).collect();
+                    let node = pod.node.as_ref().map_or("-", NodeName::as_str);
+                    let class = pod.link_class.map_or(String::new(), |class| format!(" {class}"));
+                    format!("{}@{node}[{}]{class}", pod.name, gpus.join(","))
+                })
+                .collect();
+            writeln!(self.out, "{} {}: {}", gang.name.name, gang.phase, pods.join(" ")).unwrap();
+            if let Some(reason) = gang.reason {
+                writeln!(self.out, "  reason: {}", reason.text).unwrap();
+                if !reason.fix.is_empty() {
+                    writeln!(self.out, "  fix: {}", reason.fix).unwrap();
+                }
+            }
+        }
+    }
+
+    fn print_nodes(&mut self) {
+        for node in self.core.view().nodes {
+            writeln!(self.out, "{} {} free: {}", node.name, node.state, node.free).unwrap();
+        }
+    }
+
+    fn print_used(&mut self) {
+        let view = self.core.view();
+        let held =
+            |node: &phalanx_core::view::NodeView| node.gpus.iter().filter(|gpu| gpu.holder.is_some()).count();
+        let used: usize = view.nodes.iter().map(held).sum();
+        let all: usize = view.nodes.iter().map(|node| node.gpus.len()).sum();
+        let whole = view.nodes.iter().filter(|node| held(node) == 0).count();
+        let running = |big: bool| {
+            view.gangs.iter().filter(|gang| &*gang.phase == "running" && (gang.pods.len() > 1) == big).count()
+        };
+        let waiting = view.gangs.iter().filter(|gang| &*gang.phase != "running").count();
+        writeln!(
+            self.out,
+            "{used}/{all} used, {whole} whole nodes idle, {} gangs and {} singles running, {waiting} waiting",
+            running(true),
+            running(false)
+        )
+        .unwrap();
+    }
+}
