@@ -94,6 +94,11 @@ impl Agent {
         report.await.ok()
     }
 
+    /// Waits until the agent's loop ends by itself, which nothing should make it do.
+    pub async fn ended(&mut self) {
+        let _ = (&mut self.driver).await;
+    }
+
     /// Ends the agent: it says goodbye to the coordinator. When this returns, its state directory may be used by
     /// another one.
     pub async fn stop(mut self) {
@@ -114,7 +119,9 @@ impl Agent {
 
     /// Until all tasks have ended; that they did is all that matters.
     async fn wait(&mut self) {
-        let _ = (&mut self.driver).await;
+        if !self.driver.is_finished() {
+            let _ = (&mut self.driver).await;
+        }
         let _ = (&mut self.link).await;
         if let Some(ledger) = self.ledger.take() {
             let _ = ledger.await;

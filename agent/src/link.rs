@@ -190,8 +190,9 @@ async fn read(
             ToAgent::Welcome { version, .. } if !(OLDEST_VERSION..=VERSION).contains(version) => {
                 return LinkError::Version(*version);
             }
-            ToAgent::Welcome { version, .. } => {
+            ToAgent::Welcome { version, cluster, term } => {
                 *welcomed = true;
+                tracing::info!(version, %cluster, %term, "the coordinator says welcome");
                 // Before the driver hears of the Welcome, so that its answers are of the new version.
                 let Some(versions) = versions.upgrade() else { return LinkError::Stopped };
                 if versions.send(Outgoing::Version(*version)).await.is_err() {

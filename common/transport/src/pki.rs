@@ -128,6 +128,15 @@ impl Identity {
         write(&directory.join(format!("{name}.key")), &self.key_pem, 0o600)
     }
 
+    /// The node for which this identity speaks, where it is an agent's.
+    ///
+    /// # Errors
+    /// It names no node.
+    pub fn node_name(&self) -> Result<NodeName, PeerError> {
+        let chain = self.chain().map_err(|error| PeerError::Malformed(error.to_string()))?;
+        node_name(chain.first().ok_or(PeerError::NoCertificate)?)
+    }
+
     pub(crate) fn chain(&self) -> Result<Vec<CertificateDer<'static>>, PkiError> {
         certificates("the certificate", &self.certificate_pem)
     }
