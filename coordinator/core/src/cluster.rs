@@ -44,8 +44,8 @@ pub(crate) struct Node {
     pub(crate) free_mask: u64,
     /// Refusals since the last success.
     pub(crate) refusals: u32,
-    /// Closed for refusing too often, until then.
-    pub(crate) quarantined_until: Option<Time>,
+    /// Closed until then, and why.
+    pub(crate) quarantine: Option<(Time, Arc<str>)>,
     /// Where the node stands in the index.
     indexed: Option<(ClassId, u64)>,
 }
@@ -66,7 +66,7 @@ impl Node {
             None if self.spec.is_none() => return Some(Arc::from("no such node any more")),
             None => {}
         }
-        self.quarantined_until.map(|_| Arc::from("quarantined: refused too often"))
+        self.quarantine.as_ref().map(|(_, why)| why.clone())
     }
 
     /// Position of a GPU.
@@ -167,7 +167,7 @@ impl Cluster {
             used: Amounts::default(),
             free_mask: 0,
             refusals: 0,
-            quarantined_until: None,
+            quarantine: None,
             indexed: None,
         });
         self.ensure_class(&ClassKey::of(&Inventory::empty(0, 0)), &Inventory::empty(0, 0));
@@ -256,23 +256,29 @@ impl Cluster {
         self.refresh(index, true);
     }
 
-    /// A refusal, or silence; closes the node when the budget is used up.
+    /// A refusal; closes the node when the budget is used up, and says so.
     pub(crate) fn count_refusal(&mut self, index: NodeIndex, budget: u32, until: Time) -> bool {
         let node = &mut self.nodes[index.0 as usize];
         node.refusals += 1;
         if node.refusals < budget {
             return false;
         }
-        node.quarantined_until = Some(until);
-        self.refresh(index, false);
+        let why = format!("it refused {} reservations in a row", node.refusals);
+        self.close_until(index, &why, until);
         true
+    }
+
+    /// Takes no new pods until then.
+    pub(crate) fn close_until(&mut self, index: NodeIndex, why: &str, until: Time) {
+        self.nodes[index.0 as usize].quarantine = Some((until, Arc::from(why)));
+        self.refresh(index, false);
     }
 
     /// A success, or the end of the quarantine.
     pub(crate) fn clear_refusals(&mut self, index: NodeIndex) {
         let node = &mut self.nodes[index.0 as usize];
         node.refusals = 0;
-        if node.quarantined_until.take().is_some() {
+        if node.quarantine.take().is_some() {
             self.refresh(index, false);
         }
     }
@@ -393,7 +399,7 @@ impl Cluster {
         for at in 0..empty.nodes.len() {
             let node = &mut empty.nodes[at];
             node.used = Amounts::default();
-            node.quarantined_until = None;
+            node.quarantine = None;
             if let Some(agent) = &mut node.agent {
                 agent.session = Some(0);
                 agent.holders.iter_mut().for_each(|holder| *holder = None);

@@ -245,7 +245,7 @@ impl Core {
                     self.touched.insert(gang);
                 }
                 Timer::Quarantine(node) => {
-                    if self.cluster.node(node).quarantined_until.is_some_and(|until| until <= now) {
+                    if self.cluster.node(node).quarantine.as_ref().is_some_and(|(until, _)| *until <= now) {
                         self.cluster.clear_refusals(node);
                     }
                 }

@@ -115,7 +115,6 @@ impl Leases {
             && lease.wanted != LeaseState::Gone
         {
             lease.wanted = state;
-            lease.sent = None;
             self.touched.insert(id);
         }
     }

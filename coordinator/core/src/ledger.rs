@@ -52,8 +52,10 @@ impl Core {
     /// An agent said what a lease is.
     pub(crate) fn lease_known(&mut self, id: LeaseId, state: Option<LeaseState>) {
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        lease.known = state;
-        lease.sent = None;
+        if lease.known != state {
+            lease.known = state;
+            lease.sent = None;
+        }
         self.leases.touched.insert(id);
         let Some(key) = lease.gang else { return };
         let wanted = lease.wanted;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use phalanx_common::ids::PodUid;
 use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::LeaseState;
 
 use crate::action::Action;
 use crate::amounts::Amounts;
@@ -373,10 +374,19 @@ impl Core {
         if self.emptied.as_ref().is_none_or(|(known, _)| *known != generation) {
             self.emptied = Some((generation, self.cluster.emptied()));
         }
+        let mut leaving: BTreeMap<_, Amounts> = BTreeMap::new();
+        for (index, _) in self.cluster.nodes().filter(|(_, node)| node.closed().is_some()) {
+            let ids = self.leases.by_node.get(&index).into_iter().flatten();
+            for lease in ids.filter_map(|id| self.leases.leases.get(id)) {
+                if lease.wanted == LeaseState::Gone {
+                    leaving.entry(index).or_default().add(&lease.taken.amounts);
+                }
+            }
+        }
         let Some((_, empty)) = &self.emptied else {
             return (Reason::InProgress { step: Arc::from("") }, false);
         };
-        crate::why::diagnose(&self.cluster, empty, shape, required, shortfall)
+        crate::why::diagnose(&self.cluster, empty, shape, required, shortfall, &leaving)
     }
 }
 

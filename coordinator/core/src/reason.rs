@@ -185,9 +185,16 @@ impl Reason {
             ),
             Self::TooFewPods { exist, minimum, task } => match task {
                 Some(task) => {
-                    format!("create {} more pods of task {task}, or lower its minimum", minimum - exist)
+                    format!(
+                        "create {} more pods of task {task}, or lower its minimum",
+                        minimum.saturating_sub(*exist)
+                    )
                 }
-                None => format!("create {} more pods, or lower minMember to {exist}", minimum - exist),
+                None if *exist == 0 => format!("create {minimum} pods of this gang"),
+                None => format!(
+                    "create {} more pods, or lower minMember to {exist}",
+                    minimum.saturating_sub(*exist)
+                ),
             },
             Self::PodBlocked { field, .. } => format!("change {field}"),
             Self::NoNodeMatches { selector, .. } => {
@@ -202,7 +209,8 @@ impl Reason {
             ),
             Self::LargerThanCluster { mixed_models_would_fit: true, .. } => MIX_FIX.to_owned(),
             Self::LargerThanCluster { fit, minimum, shape, .. } => {
-                format!("add nodes for {} more pods of {shape}, or lower minMember to {fit}", minimum - fit)
+                let lower = if *fit > 0 { format!(", or lower minMember to {fit}") } else { String::new() };
+                format!("add nodes for {} more pods of {shape}{lower}", minimum.saturating_sub(*fit))
             }
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => {
@@ -225,12 +233,13 @@ impl NoRoom {
             return MIX_FIX.to_owned();
         }
         let missing = self.minimum.saturating_sub(self.fit);
+        let lower =
+            if self.fit > 0 { format!(", or lower minMember to {}", self.fit) } else { String::new() };
         format!(
-            "wait until {} on one node {} free{}, or lower minMember to {}",
+            "wait for room for {missing} more pod{} of {}{}{lower}",
+            if missing == 1 { "" } else { "s" },
             amount_of(&self.resource, self.asked),
-            if self.asked == 1 { "is" } else { "are" },
-            if missing > 1 { format!(" {missing} times") } else { String::new() },
-            self.fit
+            if missing == 1 { "" } else { " each" },
         )
     }
 }
@@ -333,7 +342,7 @@ impl fmt::Display for Reason {
             Self::NoRoom(room) => room.fmt(formatter),
             Self::NodesClosed { nodes, room } => {
                 let nodes: Vec<String> = nodes.iter().map(|(node, why)| format!("{node}: {why}")).collect();
-                write!(formatter, "{}; without {room}", nodes.join("; "))
+                write!(formatter, "closed nodes would have room: {}; without them {room}", nodes.join("; "))
             }
             Self::InProgress { step } => write!(formatter, "in progress: {step}"),
         }

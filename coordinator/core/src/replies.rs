@@ -152,6 +152,7 @@ impl Core {
         let (node, uid) = (lease.node, lease.pod().clone());
         let bound = self.gangs.pods.get(&uid).is_some_and(|pod| pod.spec.binding.is_some());
         let Some(key) = lease.gang else { return };
+        let retry_at = now + self.settings.resend_ms;
         if bound {
             // The pod is there, whatever its agent says: the lease is asked for again until it is known.
             self.lease_known(id, None);
@@ -168,9 +169,9 @@ impl Core {
             Step::Reserving => {
                 round.excluded.insert(node);
                 self.leases.want(id, LeaseState::Gone);
-                self.replace_member(key, &uid, now, actions);
+                self.replace_member(key, &uid, retry_at, actions);
             }
-            Step::Committing | Step::Arming => self.drop_round(key, now, actions),
+            Step::Committing | Step::Arming => self.drop_round(key, retry_at, actions),
             Step::Binding => self.lease_known(id, None),
         }
     }
@@ -224,7 +225,7 @@ impl Core {
                 let message =
                     format!("the plan of a gang could not be written: {outcome:?}; it is planned again");
                 self.emit(Command::Warn { message }, actions);
-                self.drop_round(key, now, actions);
+                self.drop_round(key, now + self.settings.resend_ms, actions);
             }
         }
     }

@@ -118,6 +118,8 @@ impl Core {
                     self.commit(key);
                     self.progress_round(key, now, actions);
                 } else if now >= round.deadline {
+                    let silent: Vec<LeaseId> = round.unarmed.iter().copied().collect();
+                    self.close_silent(&silent, now, actions);
                     self.drop_round(key, now, actions);
                 }
             }
@@ -268,14 +270,14 @@ impl Core {
         }
     }
 
-    /// Gives a round up. Only before its commit point, where nothing is bound.
-    pub(crate) fn drop_round(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+    /// Gives a round up. Only before its commit point, where nothing is bound. The gang is not tried
+    /// again before `retry_at`.
+    pub(crate) fn drop_round(&mut self, key: GangKey, retry_at: Time, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let name = gang.spec.name.clone();
         let Some(round) = gang.phase.round_mut() else { return };
         let round = round.clone();
-        gang.not_before = now + self.settings.resend_ms;
-        let retry = gang.not_before;
+        gang.not_before = retry_at;
         match &mut gang.phase {
             Phase::Running { round } | Phase::Degraded { round, .. } => *round = None,
             Phase::Queued
@@ -295,16 +297,17 @@ impl Core {
         if round.plan_stored || round.plan_write.is_some() {
             self.emit(Command::DeletePlan { gang: name }, actions);
         }
-        self.timers.insert((retry, Timer::Gang(key)));
+        self.timers.insert((retry_at, Timer::Gang(key)));
         self.touched.insert(key);
     }
 
-    /// A member's agent will not have it: the rest keeps its leases, this one is planned again.
+    /// A member's agent will not have it: the rest keeps its leases, this one is planned again. Where it
+    /// fits nowhere else, the round is dropped and the gang not tried again before `retry_at`.
     pub(crate) fn replace_member(
         &mut self,
         key: GangKey,
         uid: &PodUid,
-        now: Time,
+        retry_at: Time,
         actions: &mut Vec<Action>,
     ) {
         let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
@@ -331,7 +334,7 @@ impl Core {
                     *slot = round;
                 }
             }
-            _ => self.drop_round(key, now, actions),
+            _ => self.drop_round(key, retry_at, actions),
         }
         self.touched.insert(key);
     }
@@ -345,10 +348,10 @@ impl Core {
         actions: &mut Vec<Action>,
     ) {
         let deadline = now + self.settings.confirm_timeout_ms;
+        self.close_silent(silent, now, actions);
         for id in silent {
             let Some(lease) = self.leases.leases.get(id) else { continue };
             let (node, uid) = (lease.node, lease.pod().clone());
-            self.close_node(node, "did not answer in time", now, actions);
             self.leases.want(*id, LeaseState::Gone);
             let Some(round) = self.round_mut(key) else { return };
             round.excluded.insert(node);
@@ -358,16 +361,20 @@ impl Core {
         self.timers.insert((deadline, Timer::Gang(key)));
     }
 
-    /// Takes no new pods on a node for a while.
-    pub(crate) fn close_node(&mut self, node: NodeIndex, why: &str, now: Time, actions: &mut Vec<Action>) {
+    /// Closes the nodes of leases whose agents did not answer.
+    fn close_silent(&mut self, silent: &[LeaseId], now: Time, actions: &mut Vec<Action>) {
         let until = now + self.settings.quarantine_ms;
-        self.cluster.count_refusal(node, 1, until);
-        self.timers.insert((until, Timer::Quarantine(node)));
-        let message = format!(
-            "node {} takes no new pods for {}: its agent {why}",
-            self.cluster.node(node).name,
-            self.settings.quarantine_ms
-        );
-        self.emit(Command::Warn { message }, actions);
+        let nodes: BTreeSet<NodeIndex> =
+            silent.iter().filter_map(|id| Some(self.leases.leases.get(id)?.node)).collect();
+        for node in nodes {
+            self.cluster.close_until(node, "its agent did not answer in time", until);
+            self.timers.insert((until, Timer::Quarantine(node)));
+            let message = format!(
+                "node {} takes no new pods for {}: its agent did not answer in time",
+                self.cluster.node(node).name,
+                self.settings.quarantine_ms
+            );
+            self.emit(Command::Warn { message }, actions);
+        }
     }
 }

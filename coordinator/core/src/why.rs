@@ -1,14 +1,18 @@
 //! Finds the thing that limits a gang that did not fit.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 
 use crate::amounts::{Amounts, ResourceKey};
-use crate::cluster::{Cluster, Node};
+use crate::cluster::{Cluster, Node, NodeIndex};
 use crate::pass::Required;
 use crate::place::{GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, place, suits};
 use crate::reason::{NoRoom, Reason};
+
+/// What the leases of a node hold that have been told to end.
+pub(crate) type Leaving = Amounts;
 
 /// Nodes named in a reason.
 const NODES_NAMED: usize = 8;
@@ -20,6 +24,7 @@ pub(crate) fn diagnose(
     shape: &GangShape,
     required: &Required,
     shortfall: &Shortfall,
+    leaving: &BTreeMap<NodeIndex, Leaving>,
 ) -> (Reason, bool) {
     let need = &shortfall.need;
     if let Some(reason) = no_node_ever(cluster, empty, need) {
@@ -41,9 +46,9 @@ pub(crate) fn diagnose(
     let room = no_room(cluster, required, shortfall, fits_mixed(cluster));
     let closed: Vec<_> = cluster
         .nodes()
-        .filter_map(|(_, node)| Some((node, node.closed()?)))
-        .filter(|(node, _)| has_room(cluster, node, need))
-        .map(|(node, why)| (node.name.clone(), why))
+        .filter_map(|(index, node)| Some((index, node, node.closed()?)))
+        .filter(|(index, node, _)| has_room(node, need, leaving.get(index)))
+        .map(|(_, node, why)| (node.name.clone(), why))
         .take(NODES_NAMED)
         .collect();
     if closed.is_empty() {
@@ -103,12 +108,15 @@ fn free(node: &Node, key: ResourceKey) -> u64 {
     }
 }
 
-fn has_room(cluster: &Cluster, node: &Node, need: &PodNeed) -> bool {
-    let largest = node.agent.as_ref().map_or(0, |agent| {
-        let masks = cluster.class(agent.class).models.iter();
-        masks.map(|(_, mask)| (node.free_mask & mask).count_ones()).max().unwrap_or(0)
-    });
-    largest >= need.gpus && suits(node, need, &node.used)
+/// True where a closed node would take the pod, were it open and rid of the promises it owes an answer.
+fn has_room(node: &Node, need: &PodNeed, leaving: Option<&Leaving>) -> bool {
+    let mut used = node.used.clone();
+    let mut gpus = u64::from(node.free_mask.count_ones());
+    if let Some(leaving) = leaving {
+        used.subtract(leaving);
+        gpus += leaving.gpus;
+    }
+    gpus >= u64::from(need.gpus) && suits(node, need, &used)
 }
 
 fn no_room(cluster: &Cluster, required: &Required, shortfall: &Shortfall, mixed: bool) -> NoRoom {

@@ -766,10 +766,11 @@ impl World {
         let running = |big: bool| {
             view.gangs.iter().filter(|gang| &*gang.phase == "running" && (gang.pods.len() > 1) == big).count()
         };
-        let waiting = view.gangs.iter().filter(|gang| &*gang.phase != "running").count();
+        let finished = view.gangs.iter().filter(|gang| &*gang.phase == "finished").count();
+        let waiting = view.gangs.iter().filter(|gang| matches!(&*gang.phase, "queued" | "admitted")).count();
         writeln!(
             self.out,
-            "{used}/{all} used, {whole} whole nodes idle, {} gangs and {} singles running, {waiting} waiting",
+            "{used}/{all} used, {whole} whole nodes idle, {} gangs and {} singles running, {waiting} waiting, {finished} finished",
             running(true),
             running(false)
         )
