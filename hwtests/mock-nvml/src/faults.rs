@@ -1,7 +1,8 @@
 //! Faults at run time: a text file that is read at every call.
 //!
 //! Lines: `lost INDEX` (each call on that GPU gives 15), `init CODE` (nvmlInit gives CODE),
-//! `unsupported` (each call on a GPU gives 3), `# comment`. A missing file means no faults.
+//! `unsupported` (each call on a GPU gives 3), `link-state-by-field` (nvmlDeviceGetNvLinkState gives 3, so
+//! that callers have to ask for the field value), `# comment`. A missing file means no faults.
 
 use std::fs;
 use std::path::Path;
@@ -12,6 +13,7 @@ pub(crate) struct Faults {
     pub(crate) lost: Vec<usize>,
     pub(crate) init_code: Option<u32>,
     pub(crate) unsupported: bool,
+    pub(crate) link_state_by_field: bool,
 }
 
 impl Faults {
@@ -29,10 +31,16 @@ impl Faults {
                     faults.unsupported = true;
                     true
                 }
+                None if line == "link-state-by-field" => {
+                    faults.link_state_by_field = true;
+                    true
+                }
                 _ => false,
             };
             if !known {
-                eprintln!("mock-nvml: fault {line:?} is not one of: lost INDEX, init CODE, unsupported");
+                eprintln!(
+                    "mock-nvml: fault {line:?} is not one of: lost INDEX, init CODE, unsupported, link-state-by-field"
+                );
             }
         }
         faults
@@ -46,7 +54,7 @@ mod tests {
     #[test]
     fn lines_are_read_and_nonsense_is_no_fault() {
         let faults = Faults::parse("# a comment\nlost 3\n\n lost 0 \ninit 18\nlost many\n");
-        assert_eq!(faults, Faults { lost: vec![3, 0], init_code: Some(18), unsupported: false });
+        assert_eq!(faults, Faults { lost: vec![3, 0], init_code: Some(18), ..Faults::default() });
         assert!(Faults::parse("unsupported").unsupported);
         assert_eq!(Faults::read(Some(Path::new("/nonexistent/faults"))), Faults::default());
     }

@@ -42,8 +42,13 @@ unsafe extern "C" fn nvmlDeviceGetNvLinkState(
     link: c_uint,
     active: *mut nvmlEnableState_t,
 ) -> nvmlReturn_t {
-    // SAFETY: the caller gives null or a place to write to.
-    with_link(device, link, |_, end| unsafe { put(active, u32::from(end != LinkEnd::Inactive)) })
+    with_link(device, link, |machine, end| {
+        if machine.link_state_by_field() {
+            return code::NOT_SUPPORTED;
+        }
+        // SAFETY: the caller gives null or a place to write to.
+        unsafe { put(active, u32::from(end != LinkEnd::Inactive)) }
+    })
 }
 
 #[unsafe(no_mangle)]

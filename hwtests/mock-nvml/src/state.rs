@@ -151,6 +151,10 @@ impl Machine {
         }
     }
 
+    pub(crate) fn link_state_by_field(&self) -> bool {
+        Faults::read(self.faults.as_deref()).link_state_by_field
+    }
+
     pub(crate) fn is_lost(&self, index: usize) -> bool {
         Faults::read(self.faults.as_deref()).lost.contains(&index)
     }

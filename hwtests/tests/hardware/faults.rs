@@ -47,6 +47,14 @@ fn a_gpu_that_was_never_seen_does_not_hide_the_others() {
 }
 
 #[test]
+fn link_states_are_read_from_field_values_where_the_call_is_not_supported() {
+    let mut machine = Machine::new(&own_profile("hgx-h100.toml"), "node-1");
+    machine.set_faults("link-state-by-field");
+    let inventory = machine.read();
+    assert_eq!((inventory.links[0][1].nvlinks, inventory.links[7][0].nvlinks), (18, 18));
+}
+
+#[test]
 fn a_missing_library_is_a_state() {
     let options = ProbeOptions {
         nvml_library: Some("/nonexistent/libnvidia-ml.so.1".into()),

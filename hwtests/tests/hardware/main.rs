@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod faults;
+mod library;
 mod readback;
 mod support;

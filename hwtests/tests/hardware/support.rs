@@ -33,6 +33,8 @@ pub struct Machine {
     pub probe: NodeProbe,
     /// File that the stand-in library reads its faults from.
     pub faults: PathBuf,
+    /// This machine's copy of the stand-in library.
+    pub library: PathBuf,
     _directory: TempDir,
 }
 
@@ -40,7 +42,13 @@ impl Machine {
     pub fn new(profile: &Path, node: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let probe = NodeProbe::new(&ProbeOptions::of_profile(profile, node, directory.path())).unwrap();
-        Self { probe, faults: directory.path().join("simulated/faults"), _directory: directory }
+        let simulated = directory.path().join("simulated");
+        Self {
+            probe,
+            faults: simulated.join("faults"),
+            library: simulated.join("libmock_nvml.so"),
+            _directory: directory,
+        }
     }
 
     pub fn read(&mut self) -> Inventory {
