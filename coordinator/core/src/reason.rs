@@ -214,10 +214,8 @@ impl Reason {
             }
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => {
-                format!(
-                    "bring back {}",
-                    nodes.iter().map(|(node, _)| node.as_str()).collect::<Vec<_>>().join(", ")
-                )
+                let names: Vec<&str> = nodes.iter().map(|(node, _)| node.as_str()).collect();
+                format!("look at {}: a node opens again by itself once its agent answers", names.join(", "))
             }
             Self::InProgress { .. } => String::new(),
         }

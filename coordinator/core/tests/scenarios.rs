@@ -1,6 +1,8 @@
 //! Text scenarios: commands, `----`, and what they print. A file is rewritten with what is printed now
 //! when `PHALANX_UPDATE_SCENARIOS=1`. An action that a file does not list fails its test.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod support;
 
 use std::path::Path;

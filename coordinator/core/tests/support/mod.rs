@@ -1,5 +1,7 @@
 //! A small world for text scenarios: agents that promise, an API that obeys, and a clock that is set.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::sync::Arc;
