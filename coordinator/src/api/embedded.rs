@@ -109,8 +109,14 @@ impl EmbeddedApi {
     /// # Errors
     /// In use, damaged, of another format, or the file system refused.
     pub fn open_with(file: &Path, mut new_uid: UidSource, clock: Clock) -> Result<Self, OpenError> {
-        let database = open_database(file)?;
-        let stored = read_all(&database, file)?;
+        // redb checks its file as it reads; a page that contradicts another one may end in a panic.
+        let opened = std::panic::catch_unwind(|| {
+            let database = open_database(file)?;
+            let stored = read_all(&database, file)?;
+            Ok((database, stored))
+        });
+        let (database, stored) =
+            opened.unwrap_or_else(|_| Err(damaged(file, "its pages contradict each other")))?;
         let cluster = match stored.cluster {
             Some(cluster) => cluster,
             None => found_cluster(&database, file, new_uid())?,
@@ -245,12 +251,8 @@ struct Stored {
 }
 
 fn open_database(file: &Path) -> Result<Database, OpenError> {
-    // redb panics or fails late on some foreign files; the magic number is checked first.
     check_magic(file)?;
-    let open = || Database::create(file);
-    let opened =
-        std::panic::catch_unwind(open).map_err(|_| damaged(file, "its pages contradict each other"))?;
-    opened.map_err(|error| match error {
+    Database::create(file).map_err(|error| match error {
         DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
             OpenError::InUse { file: file.to_owned() }
         }
