@@ -97,7 +97,9 @@ async fn many_writers_get_one_order() {
     let writers: Vec<_> = (0..16)
         .map(|at| {
             let api = api.clone();
-            tokio::spawn(async move { create(&api, queue(&format!("q{at}"))).await.metadata.resource_version })
+            tokio::spawn(
+                async move { create(&api, queue(&format!("q{at}"))).await.metadata.resource_version },
+            )
         })
         .collect();
     let mut versions = Vec::new();
@@ -115,13 +117,20 @@ fn a_file_in_use_or_damaged_is_told_with_the_way_out() {
     let first = open(&file);
     let error = EmbeddedApi::open(&file).unwrap_err();
     assert!(matches!(error, OpenError::InUse { .. }), "{error}");
-    assert!(error.to_string().ends_with("in use by another coordinator; stop that one, or give this one its own --state-dir"));
+    assert!(
+        error
+            .to_string()
+            .ends_with("in use by another coordinator; stop that one, or give this one its own --state-dir")
+    );
     drop(first);
 
     let foreign = folder.path().join("foreign.redb");
     std::fs::write(&foreign, "apiVersion: v1\n").unwrap();
     let text = EmbeddedApi::open(&foreign).unwrap_err().to_string();
-    assert!(text.contains("foreign.redb: damaged: it does not begin as a redb file; move the file away"), "{text}");
+    assert!(
+        text.contains("foreign.redb: damaged: it does not begin as a redb file; move the file away"),
+        "{text}"
+    );
 
     std::fs::write(&foreign, "re").unwrap();
     let text = EmbeddedApi::open(&foreign).unwrap_err().to_string();
@@ -232,7 +241,10 @@ async fn apply_refuses_changes_that_cannot_be() {
     // The node is ours, not the manifest's.
     assert_eq!(apply_object(&api, &pod("x")).await.unwrap().1, Applied::Unchanged);
     let error = apply_object(&api, &pod("y")).await.unwrap_err();
-    assert_eq!(error.to_string(), "spec: the spec of Pod a/p cannot be changed; delete the pod and apply it again");
+    assert_eq!(
+        error.to_string(),
+        "spec: the spec of Pod a/p cannot be changed; delete the pod and apply it again"
+    );
     let job = |replicas: u32, image: &str| {
         Object::new(Kind::Job, "a", "j").with_spec(json!({
             "minAvailable": replicas,

@@ -99,7 +99,8 @@ fn a_generated_name_is_made_from_the_uid() {
     let mut world = World::new();
     let mut wanted = Object::new(Kind::Pod, "a", "");
     wanted.metadata.generate_name = "train-".to_owned();
-    let pod = world.store.mutate(Mutation::Create(Box::new(wanted.clone())), Time(1), "ABC-12345678").unwrap();
+    let pod =
+        world.store.mutate(Mutation::Create(Box::new(wanted.clone())), Time(1), "ABC-12345678").unwrap();
     assert_eq!(pod.metadata.name, "train-45678");
     wanted.metadata.generate_name.clear();
     let error = world.mutate(Mutation::Create(Box::new(wanted))).unwrap_err();
@@ -294,10 +295,7 @@ fn the_change_log_is_bounded_and_says_when_it_has_a_gap() {
     }
     assert_eq!(store.changes_since(1, 10), Err(ApiError::Gone { asked: 1 }));
     assert_eq!(store.changes_since(6, 10), Err(ApiError::Gone { asked: 6 }));
-    assert_eq!(
-        names(&store.changes_since(2, 2).unwrap()),
-        ["3 applied Queue q3", "4 applied Queue q4"]
-    );
+    assert_eq!(names(&store.changes_since(2, 2).unwrap()), ["3 applied Queue q3", "4 applied Queue q4"]);
     assert_eq!(store.changes_since(5, 10).unwrap(), []);
     store.forget_log();
     assert_eq!(store.changes_since(4, 10), Err(ApiError::Gone { asked: 4 }));
@@ -351,7 +349,8 @@ fn faults_follow_a_script_and_then_a_seed() {
     assert_eq!(plan.decide(Call::Watch), Some(Fault::WatchGap));
     assert_eq!(plan.decide(Call::Watch), None);
 
-    let rates = FaultRates { conflict: 200, timed_out_but_done: 200, watch_gap: 500, ..FaultRates::default() };
+    let rates =
+        FaultRates { conflict: 200, timed_out_but_done: 200, watch_gap: 500, ..FaultRates::default() };
     let draw = |seed: u64| {
         let mut plan = FaultPlan::seeded(seed, rates);
         (0..1000).map(|_| plan.decide(Call::Write)).collect::<Vec<_>>()

@@ -1,0 +1,480 @@
+//! Objects to events and back.
+
+use std::sync::Arc;
+
+use phalanx_common::gang::{ContainerKind, PodBinding, PodPhase};
+use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
+use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
+use phalanx_common::units::{Millis, Time};
+use phalanx_coordinator::api::{ApiError, Change, ChangeBody, Kind, Object};
+use phalanx_coordinator::convert::status::{
+    format_time, parse_time, pod_group_status, pod_start, pod_status, queue_status,
+};
+use phalanx_coordinator::convert::{
+    bind_annotations, binding_of_pod, event_of_change, event_of_object, fence_annotations, outcome_of,
+    plan_object, plan_of_object, pod_of_object,
+};
+use phalanx_coordinator::manifest::parse;
+use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};
+use phalanx_core::event::{Event, Outcome};
+use phalanx_core::reason::{NoRoom, Reason};
+use serde_json::{Value, json};
+
+/// Objects of a manifest, as the store would hold them.
+fn stored(text: &str) -> Vec<Object> {
+    let parsed = parse(text, "f.yaml");
+    assert!(!parsed.has_errors(), "{:?}", parsed.diagnostics);
+    let mut objects = parsed.objects;
+    for (at, object) in objects.iter_mut().enumerate() {
+        object.metadata.uid = format!("uid-{at}");
+        object.metadata.resource_version = 7;
+        object.metadata.creation = Time(5000);
+    }
+    objects
+}
+
+fn event(object: &Object) -> Event {
+    let converted = event_of_object(object);
+    assert_eq!(converted.warnings, Vec::<String>::new());
+    converted.event.unwrap()
+}
+
+const POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: p
+  namespace: a
+  annotations: {scheduling.k8s.io/group-name: g, volcano.sh/task-spec: worker, phalanx.dev/run-for: 1m30s}
+spec:
+  schedulerName: volcano
+  nodeSelector: {zone: a}
+  overhead: {cpu: 250m}
+  initContainers:
+  - {name: setup, resources: {requests: {cpu: 4}}}
+  - {name: proxy, restartPolicy: Always, resources: {requests: {cpu: 500m}}}
+  containers:
+  - {name: main, resources: {limits: {nvidia.com/gpu: 2, cpu: 2}, requests: {cpu: 1}}}
+  - {name: side}
+"#;
+
+#[test]
+fn queues_classes_nodes_and_groups_become_events() {
+    let objects = stored(
+        "apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {name: q}\nspec: {priority: 3, capability: {cpu: 0, memory: 1Gi, nvidia.com/gpu: 0}}\n---\n\
+         apiVersion: scheduling.k8s.io/v1\nkind: PriorityClass\nmetadata: {name: c}\nvalue: -7\nglobalDefault: true\n---\n\
+         apiVersion: v1\nkind: Node\nmetadata: {name: n, labels: {zone: a}}\nstatus: {allocatable: {cpu: 1500m}}\n---\n\
+         apiVersion: scheduling.volcano.sh/v1beta1\nkind: PodGroup\nmetadata: {name: g, namespace: a, annotations: {phalanx.dev/mixed-gpu-models: \"true\"}}\nspec: {minMember: 4, minTaskMember: {ps: 1}, queue: q, priorityClassName: c, minResources: {nvidia.com/gpu: 8}}\n",
+    );
+    let Event::QueueApplied(queue) = event(&objects[0]) else { panic!() };
+    assert_eq!((queue.name, queue.priority, queue.open), (QueueName::from("q"), 3, true));
+    // A zero of cpu means no limit and is left out; a zero of a device forbids it.
+    assert_eq!(queue.capability.get(CPU), None);
+    assert_eq!(queue.capability.get("memory"), Some(1 << 30));
+    assert_eq!(queue.capability.get(NVIDIA_GPU), Some(0));
+    let Event::PriorityClassApplied(class) = event(&objects[1]) else { panic!() };
+    assert_eq!((&*class.name, class.value, class.global_default), ("c", -7, true));
+    let Event::NodeApplied(node) = event(&objects[2]) else { panic!() };
+    assert_eq!(node.allocatable.get(CPU), Some(1500));
+    assert_eq!(node.labels.get("zone").map(|text| &**text), Some("a"));
+    let Event::GangApplied(gang) = event(&objects[3]) else { panic!() };
+    assert_eq!((gang.name, gang.min_member, gang.mixed_gpu_models), (GangName::new("a", "g"), 4, true));
+    assert_eq!((gang.created, &*gang.uid), (Time(5000), "uid-3"));
+    assert_eq!(gang.min_task_member.get("ps"), Some(&1));
+    assert_eq!(gang.min_resources.map(|minimum| minimum.gpus()), Some(8));
+    assert_eq!(gang.priority_class.as_deref(), Some("c"));
+}
+
+#[test]
+fn a_queue_without_spec_is_open_without_limit_and_a_closed_one_is_closed() {
+    let mut queue = Object::new(Kind::Queue, "", "q");
+    let Event::QueueApplied(read) = event(&queue) else { panic!() };
+    assert!(read.open && read.capability.is_empty());
+    for (state, open) in [("Open", true), ("Closing", false), ("Closed", false), ("Unknown", true)] {
+        queue.status = json!({ "state": state });
+        let Event::QueueApplied(read) = event(&queue) else { panic!() };
+        assert_eq!(read.open, open, "{state}");
+    }
+}
+
+#[test]
+fn a_pod_becomes_what_the_core_needs() {
+    let mut pod = stored(POD).remove(0);
+    let Event::PodApplied(read) = event(&pod) else { panic!() };
+    assert_eq!(
+        (read.name, read.gang, &*read.task),
+        (GangName::new("a", "p"), GangName::new("a", "g"), "worker")
+    );
+    assert_eq!((read.resource_version, read.uid), (7, PodUid::from("uid-0")));
+    assert_eq!(read.run_for, Some(Millis(90_000)));
+    assert_eq!(read.node_selector.get("zone").map(|text| &**text), Some("a"));
+    assert_eq!((read.phase, read.binding, read.deleting), (PodPhase::Pending, None, false));
+    assert_eq!(read.blockers, []);
+    let kinds: Vec<_> = read.request.containers.iter().map(|each| (&*each.name, each.kind)).collect();
+    assert_eq!(
+        kinds,
+        [
+            ("setup", ContainerKind::Init),
+            ("proxy", ContainerKind::Sidecar),
+            ("main", ContainerKind::App),
+            ("side", ContainerKind::App)
+        ]
+    );
+    // Init peak 4 against 1 + 0.5; the request of cpu is its own, the device's comes from the limit.
+    let effective = read.request.effective();
+    assert_eq!((effective.amount(CPU), effective.gpus()), (4250, 2));
+
+    pod.metadata.deletion = Some(Time(1));
+    pod.status = json!({ "phase": "Running" });
+    let Event::PodApplied(read) = event(&pod) else { panic!() };
+    assert!(read.deleting);
+    assert_eq!(read.phase, PodPhase::Running);
+}
+
+#[test]
+fn pods_that_are_not_ours_or_have_no_gang_give_no_event() {
+    let mut pod = stored(POD).remove(0);
+    pod.metadata.annotations.remove("scheduling.k8s.io/group-name");
+    assert_eq!(event_of_object(&pod).event, None);
+    assert_eq!(pod_of_object(&pod), None);
+    let mut pod = stored(POD).remove(0);
+    pod.spec["schedulerName"] = json!("default-scheduler");
+    assert_eq!(event_of_object(&pod).event, None);
+    pod.spec.as_object_mut().unwrap().remove("schedulerName");
+    assert_eq!(event_of_object(&pod).event, None);
+    for kind in [Kind::Job, Kind::GangPlan] {
+        assert_eq!(event_of_object(&Object::new(kind, "a", "x")).event, None);
+    }
+}
+
+#[test]
+fn constraints_that_are_not_served_keep_the_pod_waiting_with_their_name() {
+    let mut pod = stored(POD).remove(0);
+    for (field, value, path) in [
+        (
+            "affinity",
+            json!({ "podAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [1] } }),
+            "spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution",
+        ),
+        ("affinity", json!("malformed"), "spec.affinity"),
+        ("affinity", json!({ "nodeAffinity": 5 }), "spec.affinity.nodeAffinity"),
+        ("topologySpreadConstraints", json!([{ "maxSkew": 1 }]), "spec.topologySpreadConstraints[0]"),
+        ("topologySpreadConstraints", json!(3), "spec.topologySpreadConstraints"),
+        ("volumes", json!([{ "name": "v", "ephemeral": {} }]), "spec.volumes[0].ephemeral"),
+        ("schedulingGates", json!([{ "name": "g" }]), "spec.schedulingGates"),
+        ("resourceClaims", json!([{ "name": "g" }]), "spec.resourceClaims"),
+        ("nodeSelector", json!({ "zone": 5 }), "spec.nodeSelector.zone"),
+        (
+            "containers",
+            json!([{ "name": "c", "resources": { "limits": { "cpu": "NaN" } } }]),
+            "spec.containers[0].resources.limits.cpu",
+        ),
+        (
+            "containers",
+            json!([{ "name": "c", "ports": [{ "hostPort": 80 }] }]),
+            "spec.containers[0].ports[0].hostPort",
+        ),
+        ("containers", Value::Null, "spec.containers"),
+    ] {
+        let before = pod.spec.clone();
+        pod.spec[field] = value;
+        let Event::PodApplied(read) = event(&pod) else { panic!() };
+        let fields: Vec<&str> = read.blockers.iter().map(|blocker| &*blocker.field).collect();
+        assert_eq!(fields, [path]);
+        assert!(!read.blockers[0].message.is_empty());
+        pod.spec = before;
+    }
+    for soft in [
+        json!({ "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": [{ "weight": 1 }] } }),
+        json!({ "podAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [] } }),
+        json!({}),
+    ] {
+        pod.spec["affinity"] = soft;
+        let Event::PodApplied(read) = event(&pod) else { panic!() };
+        assert_eq!(read.blockers, []);
+    }
+    pod.metadata.annotations.insert("phalanx.dev/run-for".to_owned(), "soon".to_owned());
+    let Event::PodApplied(read) = event(&pod) else { panic!() };
+    assert_eq!(&*read.blockers[0].field, "metadata.annotations[phalanx.dev/run-for]");
+    pod.spec = json!({ "schedulerName": "phalanx" });
+    assert!(matches!(event(&pod), Event::PodApplied(_)));
+}
+
+#[test]
+fn case_116_a_stored_object_that_is_wrong_is_left_out_with_a_warning() {
+    let wrong = [
+        (
+            Kind::PodGroup,
+            json!({ "minMember": -1 }),
+            "PodGroup a/x: spec.minMember: must be between 0 and 2147483647, found -1; the object is left out",
+        ),
+        (
+            Kind::PodGroup,
+            json!([1]),
+            "PodGroup a/x: spec: must be a mapping, found a list; the object is left out",
+        ),
+        (
+            Kind::Queue,
+            json!({ "capability": { "cpu": "1e309" } }),
+            "Queue x: spec.capability.cpu: \"1e309\" is not at most 9223372036854775807; the object is left out",
+        ),
+        (
+            Kind::Queue,
+            json!({ "weight": 0 }),
+            "Queue x: spec.weight: must be between 1 and 65535, found 0; the object is left out",
+        ),
+        (
+            Kind::PriorityClass,
+            json!({ "value": 2147483647 }),
+            "PriorityClass x: spec.value: must be between -2147483648 and 1000000000, found 2147483647; the object is left out",
+        ),
+        (
+            Kind::Node,
+            json!({ "allocatable": { "nvidia.com/gpu": 0.5 } }),
+            "Node x: spec.allocatable[nvidia.com/gpu]: \"0.5\" is not a whole number: devices cannot be split; the object is left out",
+        ),
+    ];
+    for (kind, spec, warning) in wrong {
+        let converted = event_of_object(&Object::new(kind, "a", "x").with_spec(spec));
+        assert_eq!((converted.event, converted.warnings), (None, vec![warning.to_owned()]));
+    }
+}
+
+#[test]
+fn deletions_become_events() {
+    let deleted = |kind: Kind| {
+        let key = Object::new(kind, "a", "x").key();
+        event_of_change(&Change {
+            resource_version: 1,
+            kind,
+            body: ChangeBody::Deleted { key, uid: "u".to_owned() },
+        })
+        .event
+    };
+    assert_eq!(deleted(Kind::Queue), Some(Event::QueueDeleted(QueueName::from("x"))));
+    assert_eq!(deleted(Kind::PriorityClass), Some(Event::PriorityClassDeleted(Arc::from("x"))));
+    assert_eq!(deleted(Kind::Node), Some(Event::NodeDeleted(NodeName::from("x"))));
+    assert_eq!(deleted(Kind::PodGroup), Some(Event::GangDeleted(GangName::new("a", "x"))));
+    assert_eq!(deleted(Kind::Pod), Some(Event::PodDeleted(PodUid::from("u"))));
+    assert_eq!((deleted(Kind::Job), deleted(Kind::GangPlan)), (None, None));
+    let applied = Change {
+        resource_version: 1,
+        kind: Kind::Queue,
+        body: ChangeBody::Applied(Arc::new(Object::new(Kind::Queue, "", "q"))),
+    };
+    assert!(matches!(event_of_change(&applied).event, Some(Event::QueueApplied(_))));
+}
+
+fn gpu(number: u128) -> GpuId {
+    GpuId(number)
+}
+
+#[test]
+fn a_binding_survives_the_way_through_annotations() {
+    let term = Term { counter: 3, incarnation: 0xfeed_0000_0000_0001 };
+    for (lease, gpus, exactness) in [
+        (Some(LeaseId { term: 3, serial: 9 }), vec![gpu(1), gpu(u128::MAX)], "exact"),
+        (Some(LeaseId { term: 3, serial: 9 }), vec![], "none"),
+        (None, vec![], "none"),
+    ] {
+        let binding = PodBinding { node: NodeName::from("n1"), lease, gpus };
+        let mut pod = stored(POD).remove(0);
+        pod.spec["nodeName"] = json!("n1");
+        pod.metadata.annotations.extend(bind_annotations(&binding, term));
+        assert_eq!(pod.annotation("phalanx.dev/term"), Some("3.feed000000000001"));
+        assert_eq!(pod.annotation("phalanx.dev/exactness"), Some(exactness));
+        assert_eq!(binding_of_pod(&pod), (Some(binding.clone()), Vec::new()));
+        let Event::PodApplied(read) = event(&pod) else { panic!() };
+        assert_eq!(read.binding, Some(binding));
+    }
+    assert_eq!(
+        fence_annotations(term).into_iter().collect::<Vec<_>>(),
+        [("phalanx.dev/term".to_owned(), Some("3.feed000000000001".to_owned()))]
+    );
+}
+
+#[test]
+fn a_lease_is_believed_only_where_all_of_it_is_in_order() {
+    let uuid = gpu(1).to_string();
+    let twice = format!("{uuid},{uuid}");
+    for (lease, gpus, problem) in [
+        (Some("nonsense"), Some(uuid.as_str()), "phalanx.dev/lease-id"),
+        (Some("1-2"), Some("GPU-1"), "phalanx.dev/gpu-uuids"),
+        (Some("1-2"), Some(""), "phalanx.dev/gpu-uuids"),
+        (Some("1-2"), Some(twice.as_str()), "is listed twice"),
+        (None, Some(uuid.as_str()), "GPUs without phalanx.dev/lease-id"),
+    ] {
+        let mut pod = stored(POD).remove(0);
+        pod.spec["nodeName"] = json!("n1");
+        for (key, value) in [("phalanx.dev/lease-id", lease), ("phalanx.dev/gpu-uuids", gpus)] {
+            if let Some(value) = value {
+                pod.metadata.annotations.insert(key.to_owned(), value.to_owned());
+            }
+        }
+        let (binding, warnings) = binding_of_pod(&pod);
+        let binding = binding.unwrap();
+        assert_eq!((binding.lease, binding.gpus), (None, Vec::new()));
+        assert!(warnings[0].contains(problem), "{warnings:?}");
+        assert!(warnings[0].starts_with("Pod a/p: "), "{warnings:?}");
+    }
+    // Annotations without a node bind nothing.
+    let mut pod = stored(POD).remove(0);
+    pod.metadata.annotations.insert("phalanx.dev/lease-id".to_owned(), "1-2".to_owned());
+    assert_eq!(binding_of_pod(&pod), (None, Vec::new()));
+}
+
+#[test]
+fn a_plan_survives_the_way_through_an_object() {
+    let plan = GangPlan {
+        gang: GangName::new("a", "g"),
+        gang_uid: Arc::from("uid-g"),
+        term: 4,
+        binding_deadline: Time(123_456),
+        pods: vec![
+            PlannedPod {
+                pod: PodUid::from("u1"),
+                name: Arc::from("p-0"),
+                node: NodeName::from("n1"),
+                lease: Some(LeaseId { term: 4, serial: 1 }),
+                gpus: vec![gpu(7), gpu(u128::MAX)],
+            },
+            PlannedPod {
+                pod: PodUid::from("u2"),
+                name: Arc::from("p-1"),
+                node: NodeName::from("n2"),
+                lease: None,
+                gpus: vec![],
+            },
+        ],
+    };
+    let object = plan_object(&plan).unwrap();
+    assert_eq!(object.key().to_string(), "GangPlan a/g");
+    assert_eq!(
+        object.metadata.owner.as_ref().map(|owner| (owner.kind, owner.uid.as_str())),
+        Some((Kind::PodGroup, "uid-g"))
+    );
+    let text = serde_json::to_string(&object).unwrap();
+    let read: Object = serde_json::from_str(&text).unwrap();
+    assert_eq!(plan_of_object(&read), Ok(plan));
+
+    let mut wrong = read.clone();
+    wrong.spec["term"] = json!(-1);
+    assert!(
+        plan_of_object(&wrong).unwrap_err().starts_with("GangPlan a/g: spec: invalid value: integer `-1`")
+    );
+    let mut wrong = read;
+    wrong.metadata.name = "other".to_owned();
+    assert_eq!(
+        plan_of_object(&wrong).unwrap_err(),
+        "GangPlan a/other: spec.gang: names a/g; the plan is left out"
+    );
+}
+
+fn no_room() -> Reason {
+    Reason::NoRoom(NoRoom {
+        fit: 2,
+        minimum: 4,
+        resource: Arc::from(NVIDIA_GPU),
+        asked: 8,
+        free_total: 20,
+        free_by_node: Vec::new(),
+        feasible_nodes: 2,
+        mixed_models_would_fit: false,
+    })
+}
+
+fn gang_status(phase: GangPhase, reason: Option<Reason>) -> GangStatus {
+    GangStatus { phase, reason, running: 1, succeeded: 2, failed: 3 }
+}
+
+#[test]
+fn pod_groups_get_volcanos_phases_conditions_and_reasons() {
+    let waiting =
+        pod_group_status(&Value::Null, &gang_status(GangPhase::Inqueue, Some(no_room())), Time(1_000));
+    assert_eq!(waiting["phase"], "Inqueue");
+    assert_eq!(
+        (&waiting["running"], &waiting["succeeded"], &waiting["failed"]),
+        (&json!(1), &json!(2), &json!(3))
+    );
+    let condition = &waiting["conditions"][0];
+    assert_eq!(
+        (&condition["type"], &condition["status"], &condition["reason"]),
+        (&json!("Unschedulable"), &json!("True"), &json!("NotEnoughResources"))
+    );
+    assert_eq!(condition["lastTransitionTime"], "1970-01-01T00:00:01Z");
+    let message = condition["message"].as_str().unwrap();
+    assert!(message.starts_with("[NoRoom] ") && message.contains(&no_room().fix()), "{message}");
+
+    // The same condition later keeps its time; another one has its own.
+    let later = pod_group_status(&waiting, &gang_status(GangPhase::Inqueue, Some(no_room())), Time(9_000));
+    assert_eq!(later, waiting);
+    let few = |task: Option<Arc<str>>| Reason::TooFewPods { exist: 1, minimum: 4, task };
+    for (task, reason) in [(None, "NotEnoughTasks"), (Some(Arc::from("ps")), "NotEnoughPodsOfTask")] {
+        let status = gang_status(GangPhase::Inqueue, Some(few(task)));
+        let status = pod_group_status(&waiting, &status, Time(9_000));
+        assert_eq!(status["conditions"][0]["reason"], reason);
+        assert_eq!(status["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:09Z");
+    }
+    let running = pod_group_status(&later, &gang_status(GangPhase::Running, None), Time(9_000));
+    assert_eq!(running["phase"], "Running");
+    assert_eq!(running["conditions"].as_array().unwrap().len(), 1);
+    assert_eq!(running["conditions"][0]["type"], "Scheduled");
+    let step = Reason::InProgress { step: Arc::from("confirm") };
+    let placing = pod_group_status(&later, &gang_status(GangPhase::Inqueue, Some(step)), Time(9_000));
+    assert_eq!(placing["conditions"], json!([]));
+}
+
+#[test]
+fn queues_get_their_counts_and_keep_their_state() {
+    let status = QueueStatus {
+        allocated: Resources::new()
+            .with(ResourceName::known(CPU), 1500)
+            .with(ResourceName::known("memory"), (3 << 30) + 1)
+            .with(ResourceName::known(NVIDIA_GPU), 8),
+        pending: 1,
+        inqueue: 2,
+        running: 3,
+        completed: 4,
+    };
+    let written = queue_status(&json!({ "state": "Closing", "pending": 9 }), &status);
+    assert_eq!(written["state"], "Closing");
+    // Amounts are exact, also where a person would round them.
+    assert_eq!(
+        written["allocated"],
+        json!({ "cpu": "1500m", "memory": "3221225473", "nvidia.com/gpu": "8" })
+    );
+    assert_eq!(
+        (&written["pending"], &written["inqueue"], &written["running"], &written["completed"]),
+        (&json!(1), &json!(2), &json!(3), &json!(4))
+    );
+    assert_eq!(queue_status(&Value::Null, &status)["state"], "Open");
+}
+
+#[test]
+fn pods_keep_their_start_time() {
+    let running = pod_status(&json!({ "phase": "Pending" }), PodPhase::Running, Time(1_500));
+    assert_eq!(running, json!({ "phase": "Running", "startTime": "1970-01-01T00:00:01.5Z" }));
+    assert_eq!(pod_start(&running), Some(Time(1_500)));
+    let ended = pod_status(&running, PodPhase::Succeeded, Time(4_000));
+    assert_eq!(pod_start(&ended), Some(Time(1_500)));
+    assert_eq!(ended["endTime"], "1970-01-01T00:00:04Z");
+    assert_eq!(pod_start(&Value::Null), None);
+    assert_eq!(pod_start(&json!({ "startTime": "yesterday" })), None);
+    for milliseconds in [0, 1, 1_700_000_000_123] {
+        assert_eq!(parse_time(&format_time(Time(milliseconds))), Some(Time(milliseconds)));
+    }
+    assert!(!format_time(Time(u64::MAX)).is_empty());
+}
+
+#[test]
+fn outcomes_say_what_is_known() {
+    let told = |error: ApiError| outcome_of(&Err::<(), _>(error));
+    assert_eq!(outcome_of(&Ok(())), Outcome::Done);
+    assert_eq!(told(ApiError::NotFound("x".to_owned())), Outcome::NotFound);
+    assert_eq!(told(ApiError::Conflict("x".to_owned())), Outcome::Conflict);
+    assert_eq!(told(ApiError::AlreadyExists("x".to_owned())), Outcome::Conflict);
+    assert_eq!(told(ApiError::Invalid("why".to_owned())), Outcome::Refused("why".to_owned()));
+    assert_eq!(told(ApiError::Unknown), Outcome::Unknown);
+    assert_eq!(told(ApiError::Storage("disk".to_owned())), Outcome::Unknown);
+}

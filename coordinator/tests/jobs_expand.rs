@@ -1,0 +1,512 @@
+//! What vcjobs and bare pods become, step by step over a real store.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use phalanx_common::units::Time;
+use phalanx_coordinator::api::store::Store;
+use phalanx_coordinator::api::{ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
+use phalanx_coordinator::jobs::{Jobs, reconcile};
+use phalanx_coordinator::manifest::parse;
+use serde_json::{Value, json};
+
+fn shared_manifest(test: &str, name: &str) -> Option<String> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf();
+    let folder =
+        std::env::var_os("PHALANX_SHARED").map_or_else(|| workspace.join("../shared"), PathBuf::from);
+    let folder = if folder.is_relative() { workspace.join(folder) } else { folder };
+    let file = folder.join("examples").join(name);
+    if file.is_file() {
+        return Some(std::fs::read_to_string(file).unwrap());
+    }
+    assert!(
+        std::env::var_os("PHALANX_REQUIRE_SHARED").is_none_or(|value| value != "1"),
+        "{} is missing",
+        file.display()
+    );
+    println!("skipped {test}: PHALANX_SHARED not found");
+    None
+}
+
+/// A store whose changes are followed, as the driver does it.
+struct World {
+    store: Store,
+    jobs: Jobs,
+    seen: u64,
+    serial: u64,
+    warnings: Vec<String>,
+}
+
+impl World {
+    fn new(manifest: &str) -> Self {
+        let mut world =
+            Self { store: Store::new(10_000), jobs: Jobs::new(), seen: 0, serial: 0, warnings: Vec::new() };
+        let parsed = parse(manifest, "f.yaml");
+        assert!(!parsed.has_errors(), "{:?}", parsed.diagnostics);
+        for object in parsed.objects {
+            world.mutate(Mutation::Create(Box::new(object))).unwrap();
+        }
+        world.settle();
+        world
+    }
+
+    fn mutate(&mut self, mutation: Mutation) -> Result<Arc<Object>, ApiError> {
+        self.serial += 1;
+        self.store.mutate(mutation, Time(self.serial), &format!("u{}", self.serial))
+    }
+
+    /// Follows changes and does the writes until nothing is left to do; returns their verbs.
+    fn settle(&mut self) -> Vec<String> {
+        let mut done = Vec::new();
+        for _ in 0..1000 {
+            for change in self.store.changes_since(self.seen, usize::MAX).unwrap() {
+                self.seen = change.resource_version;
+                self.jobs.change(&change);
+            }
+            let writes = self.jobs.writes(Time(self.serial));
+            self.warnings.extend(writes.warnings);
+            if writes.mutations.is_empty() {
+                return done;
+            }
+            for mutation in writes.mutations {
+                done.push(format!("{} {}", mutation.verb(), mutation.target()));
+                self.mutate(mutation).unwrap();
+            }
+        }
+        panic!("the writes never end: {done:?}");
+    }
+
+    fn objects(&self, kind: Kind) -> Vec<Arc<Object>> {
+        self.store.list(Some(kind)).0
+    }
+
+    fn names(&self, kind: Kind) -> Vec<String> {
+        self.objects(kind).iter().map(|object| object.metadata.name.clone()).collect()
+    }
+
+    fn only(&self, kind: Kind) -> Arc<Object> {
+        let objects = self.objects(kind);
+        assert_eq!(objects.len(), 1, "{kind}");
+        Arc::clone(&objects[0])
+    }
+
+    fn pod(&self, name: &str) -> Arc<Object> {
+        self.objects(Kind::Pod).into_iter().find(|pod| pod.metadata.name == name).unwrap()
+    }
+
+    fn status(&mut self, object: &Object, status: Value) {
+        let preconditions = Preconditions::uid(&object.metadata.uid);
+        self.mutate(Mutation::UpdateStatus { key: object.key(), preconditions, status }).unwrap();
+        self.settle();
+    }
+
+    /// What the core does when quota is there.
+    fn admit(&mut self) {
+        for group in self.objects(Kind::PodGroup) {
+            self.status(&group, json!({ "phase": "Inqueue" }));
+        }
+    }
+
+    fn phase(&mut self, name: &str, phase: &str) {
+        let pod = self.pod(name);
+        self.status(&pod, json!({ "phase": phase }));
+    }
+
+    fn delete(&mut self, key: ObjectKey) {
+        self.mutate(Mutation::Delete { key, preconditions: Preconditions::default() }).unwrap();
+        self.settle();
+    }
+
+    fn job_phase(&self) -> String {
+        self.only(Kind::Job).status["state"]["phase"].as_str().unwrap().to_owned()
+    }
+}
+
+fn simple(spec: &str) -> String {
+    format!(
+        "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {{name: j, namespace: a}}\nspec: {spec}\n"
+    )
+}
+
+const TEMPLATE: &str = "template: {spec: {containers: [{name: c, resources: {limits: {cpu: 1}}}]}}";
+
+#[test]
+fn manifest_01_becomes_a_group_and_eight_pods() {
+    let Some(text) = shared_manifest("manifest_01_becomes_a_group_and_eight_pods", "01-bert-ps-worker.yaml")
+    else {
+        return;
+    };
+    let mut world = World::new(&text);
+    let job = world.only(Kind::Job);
+    let group = world.only(Kind::PodGroup);
+    assert_eq!(group.metadata.name, format!("bert-distributed-training-{}", job.metadata.uid));
+    assert_eq!(
+        group.spec,
+        json!({
+            "minMember": 8,
+            "minTaskMember": { "ps": 2, "worker": 6 },
+            "queue": "default",
+            "minResources": { "nvidia.com/gpu": "8" },
+        })
+    );
+    assert_eq!(
+        group.metadata.owner.as_ref().map(|owner| owner.uid.as_str()),
+        Some(job.metadata.uid.as_str())
+    );
+    assert_eq!(job.status["state"]["phase"], "Pending");
+    // No pod before the group is admitted.
+    assert_eq!(world.names(Kind::Pod), Vec::<String>::new());
+    world.admit();
+    assert_eq!(
+        world.names(Kind::Pod),
+        [
+            "bert-distributed-training-ps-0",
+            "bert-distributed-training-ps-1",
+            "bert-distributed-training-worker-0",
+            "bert-distributed-training-worker-1",
+            "bert-distributed-training-worker-2",
+            "bert-distributed-training-worker-3",
+            "bert-distributed-training-worker-4",
+            "bert-distributed-training-worker-5",
+        ]
+    );
+    let pod = world.pod("bert-distributed-training-worker-5");
+    let expected = |pairs: &[(&str, &str)]| {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(
+        pod.metadata.labels,
+        expected(&[
+            ("volcano.sh/job-name", "bert-distributed-training"),
+            ("volcano.sh/job-namespace", "default"),
+            ("volcano.sh/queue-name", "default"),
+            ("volcano.sh/task-index", "5"),
+            ("volcano.sh/task-spec", "worker"),
+        ])
+    );
+    assert_eq!(
+        pod.metadata.annotations,
+        expected(&[
+            ("scheduling.k8s.io/group-name", &group.metadata.name),
+            ("volcano.sh/job-name", "bert-distributed-training"),
+            ("volcano.sh/job-retry-count", "0"),
+            ("volcano.sh/job-version", "0"),
+            ("volcano.sh/queue-name", "default"),
+            ("volcano.sh/task-index", "5"),
+            ("volcano.sh/task-spec", "worker"),
+            ("volcano.sh/template-uid", "bert-distributed-training-worker"),
+        ])
+    );
+    assert_eq!(pod.spec["schedulerName"], "volcano");
+    assert_eq!(pod.spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], 1);
+    assert_eq!(world.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn manifest_04_becomes_a_group_of_four_whole_nodes() {
+    let Some(text) =
+        shared_manifest("manifest_04_becomes_a_group_of_four_whole_nodes", "04-pytorch-4x8.yaml")
+    else {
+        return;
+    };
+    let mut world = World::new(&text);
+    assert_eq!(
+        world.only(Kind::PodGroup).spec,
+        json!({
+            "minMember": 4,
+            "minTaskMember": { "worker": 4 },
+            "queue": "default",
+            "priorityClassName": "high-priority",
+            "minResources": { "cpu": "128", "memory": "1Ti", "nvidia.com/gpu": "32" },
+        })
+    );
+    world.admit();
+    let pods = world.objects(Kind::Pod);
+    assert_eq!(pods.len(), 4);
+    assert_eq!(pods[0].spec["priorityClassName"], "high-priority");
+}
+
+#[test]
+fn a_job_runs_to_its_end() {
+    let mut world =
+        World::new(&simple(&format!("{{minAvailable: 2, tasks: [{{name: w, replicas: 3, {TEMPLATE}}}]}}")));
+    world.admit();
+    let status = world.only(Kind::Job).status.clone();
+    assert_eq!(
+        (&status["pending"], &status["running"], &status["minAvailable"]),
+        (&json!(3), &json!(0), &json!(2))
+    );
+    world.phase("j-w-0", "Running");
+    assert_eq!(world.job_phase(), "Pending");
+    world.phase("j-w-1", "Running");
+    assert_eq!(world.job_phase(), "Running");
+    world.phase("j-w-0", "Succeeded");
+    world.phase("j-w-1", "Succeeded");
+    assert_eq!(world.job_phase(), "Running");
+    world.phase("j-w-2", "Failed");
+    assert_eq!(world.job_phase(), "Completed");
+    let status = world.only(Kind::Job).status.clone();
+    assert_eq!((&status["succeeded"], &status["failed"]), (&json!(2), &json!(1)));
+    assert_eq!(status["taskStatusCount"], json!({ "w": { "phase": { "Succeeded": 2, "Failed": 1 } } }));
+    // Pods of a job that has ended are not made again.
+    world.delete(ObjectKey::new(Kind::Pod, "a", "j-w-0"));
+    assert_eq!(world.names(Kind::Pod), ["j-w-1", "j-w-2"]);
+    assert_eq!(world.job_phase(), "Completed");
+}
+
+#[test]
+fn a_job_with_too_few_successes_has_failed() {
+    let mut world =
+        World::new(&simple(&format!("{{minAvailable: 2, tasks: [{{name: w, replicas: 2, {TEMPLATE}}}]}}")));
+    world.admit();
+    world.phase("j-w-0", "Succeeded");
+    world.phase("j-w-1", "Failed");
+    assert_eq!(world.job_phase(), "Failed");
+    assert_eq!(world.only(Kind::Job).status["state"]["message"], "1 pods succeeded, minAvailable is 2");
+    let mut world = World::new(&simple(&format!(
+        "{{minAvailable: 1, tasks: [{{name: a, replicas: 1, minAvailable: 1, {TEMPLATE}}}, {{name: b, replicas: 1, minAvailable: 0, {TEMPLATE}}}]}}"
+    )));
+    world.admit();
+    world.phase("j-b-0", "Succeeded");
+    world.phase("j-a-0", "Failed");
+    assert_eq!(world.job_phase(), "Failed");
+}
+
+#[test]
+fn an_evicted_pod_is_made_again_and_one_that_ended_is_not() {
+    let mut world = World::new(&simple(&format!("{{tasks: [{{name: w, replicas: 2, {TEMPLATE}}}]}}")));
+    world.admit();
+    let evicted = world.pod("j-w-0");
+    let bind = Mutation::Bind {
+        key: evicted.key(),
+        preconditions: evicted.preconditions(),
+        node: "n1".to_owned(),
+        annotations: BTreeMap::new(),
+    };
+    world.mutate(bind).unwrap();
+    world.delete(evicted.key());
+    // While it is being stopped its name is taken.
+    assert_eq!(world.pod("j-w-0").metadata.uid, evicted.metadata.uid);
+    assert_eq!(world.only(Kind::Job).status["terminating"], 1);
+    world.mutate(Mutation::Finalize { uid: evicted.metadata.uid.as_str().into() }).unwrap();
+    assert_eq!(world.settle().last().map(String::as_str), Some("update-status Job a/j"));
+    let again = world.pod("j-w-0");
+    assert_ne!(again.metadata.uid, evicted.metadata.uid);
+    assert!(again.spec.get("nodeName").is_none());
+    world.phase("j-w-1", "Succeeded");
+    let before = world.pod("j-w-1");
+    world.jobs.mark_all();
+    assert_eq!(world.settle(), Vec::<String>::new());
+    assert_eq!(world.pod("j-w-1"), before);
+}
+
+#[test]
+fn a_job_that_is_scaled_changes_its_group_and_pods() {
+    let spec = |replicas: u32| {
+        let text = simple(&format!("{{tasks: [{{name: w, replicas: {replicas}, {TEMPLATE}}}]}}"));
+        parse(&text, "f.yaml").objects.remove(0)
+    };
+    let mut world = World::new(&simple(&format!("{{tasks: [{{name: w, replicas: 2, {TEMPLATE}}}]}}")));
+    world.admit();
+    world.mutate(Mutation::Update(Box::new(spec(3)))).unwrap();
+    world.settle();
+    assert_eq!(world.names(Kind::Pod), ["j-w-0", "j-w-1", "j-w-2"]);
+    let group = world.only(Kind::PodGroup);
+    assert_eq!((&group.spec["minMember"], &group.spec["minResources"]), (&json!(3), &json!({ "cpu": "3" })));
+    // Status and identity of the group stay.
+    assert_eq!(group.status, json!({ "phase": "Inqueue" }));
+    world.mutate(Mutation::Update(Box::new(spec(1)))).unwrap();
+    world.settle();
+    assert_eq!(world.names(Kind::Pod), ["j-w-0"]);
+    world.mutate(Mutation::Update(Box::new(spec(0)))).unwrap();
+    world.settle();
+    assert_eq!(world.names(Kind::Pod), Vec::<String>::new());
+    assert_eq!(world.only(Kind::PodGroup).spec["minMember"], 0);
+}
+
+#[test]
+fn deleting_a_job_takes_everything_with_it() {
+    let mut world = World::new(&simple(&format!("{{tasks: [{{name: w, replicas: 2, {TEMPLATE}}}]}}")));
+    world.admit();
+    world.delete(ObjectKey::new(Kind::Job, "a", "j"));
+    assert_eq!(world.store.list(None).0, []);
+}
+
+#[test]
+fn a_new_job_of_an_old_name_waits_for_the_old_pods_to_go() {
+    let text = simple(&format!("{{tasks: [{{name: w, replicas: 1, {TEMPLATE}}}]}}"));
+    let mut world = World::new(&text);
+    world.admit();
+    let old = world.pod("j-w-0");
+    let bind = Mutation::Bind {
+        key: old.key(),
+        preconditions: old.preconditions(),
+        node: "n1".to_owned(),
+        annotations: BTreeMap::new(),
+    };
+    world.mutate(bind).unwrap();
+    world.delete(ObjectKey::new(Kind::Job, "a", "j"));
+    let again = parse(&text, "f.yaml").objects.remove(0);
+    world.mutate(Mutation::Create(Box::new(again))).unwrap();
+    world.settle();
+    // The name of its pod is taken: the write is refused, and that is all.
+    let group = world.only(Kind::PodGroup);
+    let preconditions = Preconditions::uid(&group.metadata.uid);
+    let status = json!({ "phase": "Inqueue" });
+    world.mutate(Mutation::UpdateStatus { key: group.key(), preconditions, status }).unwrap();
+    for change in world.store.changes_since(world.seen, usize::MAX).unwrap() {
+        world.seen = change.resource_version;
+        world.jobs.change(&change);
+    }
+    for mutation in world.jobs.writes(Time(0)).mutations {
+        assert!(matches!(world.mutate(mutation), Err(ApiError::AlreadyExists(_))));
+    }
+    world.mutate(Mutation::Finalize { uid: old.metadata.uid.as_str().into() }).unwrap();
+    world.settle();
+    assert_ne!(world.pod("j-w-0").metadata.uid, old.metadata.uid);
+}
+
+#[test]
+fn minimums_of_tasks_are_as_in_volcano() {
+    let group = |spec: &str| World::new(&simple(spec)).only(Kind::PodGroup).spec.clone();
+    // The job needs fewer than all: tasks that state no minimum have none.
+    let spec = group(&format!(
+        "{{minAvailable: 3, tasks: [{{name: a, replicas: 4, {TEMPLATE}}}, {{name: b, replicas: 2, {TEMPLATE}}}]}}"
+    ));
+    assert_eq!(
+        (&spec["minMember"], &spec["minTaskMember"], &spec["minResources"]),
+        (&json!(3), &json!({}), &json!({ "cpu": "3" }))
+    );
+    // The job's minimum is raised to the sum of its tasks': never b without its pod.
+    let spec = group(&format!(
+        "{{minAvailable: 4, tasks: [{{name: a, replicas: 5, minAvailable: 4, {TEMPLATE}}}, {{name: b, replicas: 3, minAvailable: 1, {TEMPLATE}}}]}}"
+    ));
+    assert_eq!((&spec["minMember"], &spec["minTaskMember"]), (&json!(5), &json!({ "a": 4, "b": 1 })));
+    assert_eq!(spec["minResources"], json!({ "cpu": "5" }));
+    // No minimum at all: every pod.
+    let spec = group(&format!("{{tasks: [{{replicas: 2, {TEMPLATE}}}, {{name: b, {TEMPLATE}}}]}}"));
+    assert_eq!((&spec["minMember"], &spec["minTaskMember"]), (&json!(3), &json!({ "b": 1, "default0": 2 })));
+}
+
+#[test]
+fn annotations_of_the_job_reach_group_and_pods() {
+    let text = "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: j, namespace: a, labels: {team: x}, annotations: {phalanx.dev/run-for: 5s, volcano.sh/preemptable: \"false\", other: y}}\nspec: {schedulerName: phalanx, queue: q, tasks: [{name: w, template: {metadata: {labels: {app: t}, annotations: {phalanx.dev/mixed-gpu-models: \"true\"}}, spec: {containers: [{name: c}]}}}, {name: v, template: {metadata: {annotations: {phalanx.dev/run-for: 9s}}, spec: {priorityClassName: own, containers: [{name: c}]}}}]}\n";
+    let mut world = World::new(text);
+    let group = world.only(Kind::PodGroup);
+    assert_eq!(group.metadata.labels.get("team").map(String::as_str), Some("x"));
+    assert_eq!(
+        (group.annotation("other"), group.annotation("phalanx.dev/mixed-gpu-models")),
+        (Some("y"), Some("true"))
+    );
+    assert_eq!(group.spec["queue"], "q");
+    world.admit();
+    let (first, second) = (world.pod("j-w-0"), world.pod("j-v-0"));
+    assert_eq!(
+        (first.annotation("phalanx.dev/run-for"), second.annotation("phalanx.dev/run-for")),
+        (Some("5s"), Some("9s"))
+    );
+    assert_eq!(
+        (first.annotation("volcano.sh/preemptable"), first.annotation("other")),
+        (Some("false"), None)
+    );
+    assert_eq!(first.metadata.labels.get("app").map(String::as_str), Some("t"));
+    assert_eq!(
+        (&first.spec["schedulerName"], &second.spec["priorityClassName"]),
+        (&json!("phalanx"), &json!("own"))
+    );
+}
+
+#[test]
+fn a_large_job_is_made_in_steps() {
+    let text = simple(&format!("{{tasks: [{{name: w, replicas: 300, {TEMPLATE}}}]}}"));
+    let mut world = World::new(&text);
+    let group = world.only(Kind::PodGroup);
+    let preconditions = Preconditions::uid(&group.metadata.uid);
+    let status = json!({ "phase": "Inqueue" });
+    world.mutate(Mutation::UpdateStatus { key: group.key(), preconditions, status }).unwrap();
+    let objects = world.store.list(None).0;
+    let creates = reconcile(&objects, Time(0)).mutations;
+    assert_eq!(creates.len(), 128);
+    world.settle();
+    assert_eq!(world.objects(Kind::Pod).len(), 300);
+}
+
+#[test]
+fn a_bare_pod_gets_a_group_of_its_own() {
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: a, annotations: {scheduling.volcano.sh/queue-name: q, phalanx.dev/mixed-gpu-models: \"true\"}}\nspec: {schedulerName: phalanx, priorityClassName: c, containers: [{name: c, resources: {limits: {nvidia.com/gpu: 16, memory: 1G}}}]}\n";
+    let mut world = World::new(pod);
+    let pod = world.only(Kind::Pod);
+    let group = world.only(Kind::PodGroup);
+    let name = format!("podgroup-{}", pod.metadata.uid);
+    assert_eq!(
+        (group.metadata.name.as_str(), pod.annotation("scheduling.k8s.io/group-name")),
+        (name.as_str(), Some(name.as_str()))
+    );
+    assert_eq!(
+        group.spec,
+        json!({
+            "minMember": 1,
+            "queue": "q",
+            "priorityClassName": "c",
+            "minResources": { "memory": "1000000000", "nvidia.com/gpu": "16" },
+        })
+    );
+    assert_eq!(group.annotation("phalanx.dev/mixed-gpu-models"), Some("true"));
+    // A group that someone deleted is made again; one of a pod that ended is not.
+    world.delete(group.key());
+    assert_ne!(world.only(Kind::PodGroup).metadata.uid, group.metadata.uid);
+    world.phase("p", "Succeeded");
+    world.delete(world.only(Kind::PodGroup).key());
+    assert_eq!(world.names(Kind::PodGroup), Vec::<String>::new());
+    world.delete(pod.key());
+    assert_eq!(world.store.list(None).0, []);
+}
+
+#[test]
+fn pods_of_others_get_no_group() {
+    for text in [
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p, annotations: {scheduling.k8s.io/group-name: g}}\nspec: {schedulerName: phalanx, containers: [{name: c}]}\n",
+        "apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {name: q}\n",
+    ] {
+        assert_eq!(World::new(text).names(Kind::PodGroup), Vec::<String>::new());
+    }
+    let mut foreign = Object::new(Kind::Pod, "a", "p").with_spec(json!({ "containers": [] }));
+    foreign.metadata.uid = "u".to_owned();
+    assert_eq!(reconcile(&[Arc::new(foreign)], Time(0)).mutations, []);
+}
+
+#[test]
+fn queues_of_bare_pods_are_read_from_labels_too() {
+    let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, labels: {volcano.sh/queue-name: q}}\nspec: {schedulerName: phalanx, containers: [{name: c}]}\n";
+    assert_eq!(World::new(text).only(Kind::PodGroup).spec["queue"], "q");
+    let none = text.replace(", labels: {volcano.sh/queue-name: q}", "");
+    assert_eq!(World::new(&none).only(Kind::PodGroup).spec["queue"], "default");
+}
+
+#[test]
+fn a_stored_job_that_is_wrong_is_left_alone_and_the_others_go_on() {
+    let mut broken =
+        Object::new(Kind::Job, "a", "broken").with_spec(json!({ "minAvailable": -1, "tasks": 5 }));
+    broken.metadata.uid = "u1".to_owned();
+    let mut fine =
+        parse(&simple(&format!("{{tasks: [{{name: w, {TEMPLATE}}}]}}")), "f.yaml").objects.remove(0);
+    fine.metadata.uid = "u2".to_owned();
+    let writes = reconcile(&[Arc::new(broken), Arc::new(fine)], Time(0));
+    assert!(
+        writes.warnings.iter().all(|warning| warning.starts_with("Job a/broken: spec.")),
+        "{:?}",
+        writes.warnings
+    );
+    assert!(!writes.warnings.is_empty());
+    let targets: Vec<String> = writes.mutations.iter().map(Mutation::target).collect();
+    assert_eq!(targets, ["Job a/j", "PodGroup a/j-u2"]);
+}
+
+#[test]
+fn amounts_that_no_one_has_are_counted_without_overflow() {
+    let template = "template: {spec: {containers: [{name: c, resources: {limits: {nvidia.com/gpu: 9223372036854775807}}}]}}";
+    let group = World::new(&simple(&format!("{{tasks: [{{name: w, replicas: 4, {template}}}]}}")))
+        .only(Kind::PodGroup);
+    assert_eq!(group.spec["minResources"], json!({ "nvidia.com/gpu": "9223372036854775807" }));
+}
