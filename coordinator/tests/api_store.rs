@@ -1,4 +1,5 @@
 //! The store behaves as Kubernetes does: preconditions, deletion stamps, owners, change log.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that panics has failed
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Objects to events and back.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that panics has failed
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use phalanx_coordinator::convert::{
 use phalanx_coordinator::manifest::parse;
 use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};
 use phalanx_core::event::{Event, Outcome};
-use phalanx_core::reason::{NoRoom, Reason};
+use phalanx_core::reason::Reason;
 use serde_json::{Value, json};
 
 /// Objects of a manifest, as the store would hold them.
@@ -371,17 +372,14 @@ fn a_plan_survives_the_way_through_an_object() {
     );
 }
 
-fn no_room() -> Reason {
-    Reason::NoRoom(NoRoom {
-        fit: 2,
-        minimum: 4,
+fn quota_used() -> Reason {
+    Reason::QuotaUsed {
+        queue: QueueName::from("q"),
         resource: Arc::from(NVIDIA_GPU),
+        limit: 16,
+        used: 12,
         asked: 8,
-        free_total: 20,
-        free_by_node: Vec::new(),
-        feasible_nodes: 2,
-        mixed_models_would_fit: false,
-    })
+    }
 }
 
 fn gang_status(phase: GangPhase, reason: Option<Reason>) -> GangStatus {
@@ -391,7 +389,7 @@ fn gang_status(phase: GangPhase, reason: Option<Reason>) -> GangStatus {
 #[test]
 fn pod_groups_get_volcanos_phases_conditions_and_reasons() {
     let waiting =
-        pod_group_status(&Value::Null, &gang_status(GangPhase::Inqueue, Some(no_room())), Time(1_000));
+        pod_group_status(&Value::Null, &gang_status(GangPhase::Inqueue, Some(quota_used())), Time(1_000));
     assert_eq!(waiting["phase"], "Inqueue");
     assert_eq!(
         (&waiting["running"], &waiting["succeeded"], &waiting["failed"]),
@@ -404,10 +402,10 @@ fn pod_groups_get_volcanos_phases_conditions_and_reasons() {
     );
     assert_eq!(condition["lastTransitionTime"], "1970-01-01T00:00:01Z");
     let message = condition["message"].as_str().unwrap();
-    assert!(message.starts_with("[NoRoom] ") && message.contains(&no_room().fix()), "{message}");
+    assert!(message.starts_with("[QuotaUsed] ") && message.contains(&quota_used().fix()), "{message}");
 
     // The same condition later keeps its time; another one has its own.
-    let later = pod_group_status(&waiting, &gang_status(GangPhase::Inqueue, Some(no_room())), Time(9_000));
+    let later = pod_group_status(&waiting, &gang_status(GangPhase::Inqueue, Some(quota_used())), Time(9_000));
     assert_eq!(later, waiting);
     let few = |task: Option<Arc<str>>| Reason::TooFewPods { exist: 1, minimum: 4, task };
     for (task, reason) in [(None, "NotEnoughTasks"), (Some(Arc::from("ps")), "NotEnoughPodsOfTask")] {

@@ -1,4 +1,5 @@
 //! What vcjobs and bare pods become, step by step over a real store.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that panics has failed
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
