@@ -50,12 +50,12 @@ pub struct Config {
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{path}: cannot be read: {source}; give an existing file with --config, or leave the flag out")]
+    #[error("{path}: cannot be read: {cause}; give an existing file with --config, or leave the flag out")]
     Read {
         /// The file.
         path: PathBuf,
         /// The system's answer.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The file is not TOML.
     #[error("{path}:{line}: is not valid TOML: {message}")]

@@ -46,12 +46,12 @@ const LAST_WRITES: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The state directory cannot be made.
-    #[error("--state-dir: {directory}: {source}; name a directory that can be written")]
+    #[error("--state-dir: {directory}: {cause}; name a directory that can be written")]
     StateDirectory {
         /// The directory.
         directory: PathBuf,
         /// The system's answer.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The objects cannot be opened.
     #[error(transparent)]
@@ -60,23 +60,23 @@ pub enum StartError {
     #[error("stored objects: {0}")]
     Api(#[from] ApiError),
     /// Certificates.
-    #[error("certificates in {directory}: {source}")]
+    #[error("certificates in {directory}: {cause}")]
     Pki {
         /// The directory.
         directory: PathBuf,
         /// What is wrong.
-        source: PkiError,
+        cause: PkiError,
     },
     /// The agents' address.
     #[error("--listen: {0}; is another program using it? port 0 takes a free one")]
     Listen(#[from] EndpointError),
     /// The admin address.
-    #[error("--admin: {address}: {source}; is another program using it? port 0 takes a free one")]
+    #[error("--admin: {address}: {cause}; is another program using it? port 0 takes a free one")]
     Admin {
         /// The address.
         address: SocketAddr,
         /// The system's answer.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The recording.
     #[error(transparent)]
@@ -113,7 +113,7 @@ pub fn pki_directory(state_dir: &Path) -> PathBuf {
 
 fn authority(state_dir: &Path) -> Result<CertificateAuthority, StartError> {
     let directory = pki_directory(state_dir);
-    CertificateAuthority::load_or_create(&directory).map_err(|source| StartError::Pki { directory, source })
+    CertificateAuthority::load_or_create(&directory).map_err(|cause| StartError::Pki { directory, cause })
 }
 
 /// Issues an agent's certificate by the authority of a state directory, which is made if it is not there.
@@ -124,7 +124,7 @@ pub fn issue_agent(state_dir: &Path, node: &NodeName) -> Result<(Identity, Trust
     let authority = authority(state_dir)?;
     let identity = authority
         .issue_agent(node)
-        .map_err(|source| StartError::Pki { directory: pki_directory(state_dir), source })?;
+        .map_err(|cause| StartError::Pki { directory: pki_directory(state_dir), cause })?;
     Ok((identity, authority.trust_anchor()))
 }
 
@@ -141,16 +141,16 @@ struct Opened {
 async fn open(config: &Config) -> Result<Opened, StartError> {
     let directory = &config.state_dir;
     std::fs::create_dir_all(directory)
-        .map_err(|source| StartError::StateDirectory { directory: directory.clone(), source })?;
+        .map_err(|cause| StartError::StateDirectory { directory: directory.clone(), cause })?;
     let clock = Clock::start();
     let new_uid = Box::new(|| uuid::Uuid::new_v4().to_string());
     let api = EmbeddedApi::open_with(&directory.join(OBJECTS_FILE), new_uid, Box::new(move || clock.now()))?;
     let authority = authority(directory)?;
     let identity = authority
         .issue_coordinator(&[], &[])
-        .map_err(|source| StartError::Pki { directory: pki_directory(directory), source })?;
+        .map_err(|cause| StartError::Pki { directory: pki_directory(directory), cause })?;
     let (quic, _) = server_endpoint(config.listen, &identity, &authority.trust_anchor())?;
-    let failed = |source| StartError::Admin { address: config.admin, source };
+    let failed = |cause| StartError::Admin { address: config.admin, cause };
     let admin = TcpListener::bind(config.admin).await.map_err(failed)?;
     let admin_address = admin.local_addr().map_err(failed)?;
     let recordings = directory.join("recordings");

@@ -77,10 +77,10 @@ pub enum Record {
 
 /// Why a recording cannot begin.
 #[derive(Debug, Error)]
-#[error("recording in {directory}: {source}; make the directory writable, or choose another --state-dir")]
+#[error("recording in {directory}: {cause}; make the directory writable, or choose another --state-dir")]
 pub struct RecorderError {
     directory: PathBuf,
-    source: io::Error,
+    cause: io::Error,
 }
 
 /// Takes the records.
@@ -102,7 +102,7 @@ impl Recorder {
         settings: &Settings,
         limits: RecordingLimits,
     ) -> Result<Self, RecorderError> {
-        let failed = |source| RecorderError { directory: directory.to_owned(), source };
+        let failed = |cause| RecorderError { directory: directory.to_owned(), cause };
         fs::create_dir_all(directory).map_err(failed)?;
         let header = Header {
             format: FORMAT,

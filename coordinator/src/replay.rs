@@ -15,12 +15,12 @@ use crate::recorder::{FORMAT, Header, Record, sibling};
 #[derive(Debug, Error)]
 pub enum ReplayError {
     /// A file cannot be read.
-    #[error("{path}: cannot be read: {source}")]
+    #[error("{path}: cannot be read: {cause}")]
     Read {
         /// The file.
         path: PathBuf,
         /// The system's answer.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A line is no record.
     #[error("{path}:{line}: is no record of a recording: {message}")]
@@ -167,7 +167,7 @@ struct Lines {
 
 impl Lines {
     fn open(path: &Path) -> Result<Self, ReplayError> {
-        let file = File::open(path).map_err(|source| ReplayError::Read { path: path.to_owned(), source })?;
+        let file = File::open(path).map_err(|cause| ReplayError::Read { path: path.to_owned(), cause })?;
         Ok(Self { path: path.to_owned(), reader: BufReader::new(file), line: 0, text: String::new() })
     }
 
@@ -189,7 +189,7 @@ impl Lines {
     fn next(&mut self) -> Result<Option<Record>, ReplayError> {
         self.text.clear();
         let read = self.reader.read_line(&mut self.text);
-        read.map_err(|source| ReplayError::Read { path: self.path.clone(), source })?;
+        read.map_err(|cause| ReplayError::Read { path: self.path.clone(), cause })?;
         self.line += 1;
         if !self.text.ends_with('\n') {
             return Ok(None);

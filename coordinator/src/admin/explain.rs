@@ -1,6 +1,7 @@
 //! Why something does not run. Asked by the name of a gang, of a job, or of a pod.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -15,45 +16,68 @@ use crate::driver::Question;
 
 /// Names given in the text of an error.
 const NAMES_SHOWN: usize = 10;
+/// What was applied a moment ago may not have reached the core: asked so often before it is said.
+const ATTEMPTS: u32 = 20;
+/// Pause between them.
+const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) async fn explain<A: Api>(
     State(parts): Shared<A>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Json<Explanation>, Failure> {
-    let gang = find_gang(&parts, &namespace, &name).await?;
-    let answer = parts.ask(|answer| Question::Explain(gang.clone(), answer)).await?;
-    // It was deleted in between, or its object has not reached the core yet.
-    answer
-        .map(Json)
-        .ok_or_else(|| Failure::new(StatusCode::NOT_FOUND, format!("gang {gang} is not known; ask again")))
+    let mut attempt = 1;
+    loop {
+        let not_yet = match find_gang(&parts, &namespace, &name).await? {
+            Found::Gang(gang) => match parts.ask(|answer| Question::Explain(gang.clone(), answer)).await? {
+                Some(explanation) => return Ok(Json(explanation)),
+                None => format!("gang {gang} exists and has not been looked at yet; ask again"),
+            },
+            Found::NotYet(text) => text,
+        };
+        if attempt == ATTEMPTS {
+            return Err(Failure::new(StatusCode::NOT_FOUND, not_yet));
+        }
+        attempt += 1;
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
-async fn find_gang<A: Api>(parts: &AdminParts<A>, namespace: &str, name: &str) -> Result<GangName, Failure> {
+/// What a name stands for.
+enum Found {
+    /// A gang.
+    Gang(GangName),
+    /// Something that will have a gang in a moment.
+    NotYet(String),
+}
+
+async fn find_gang<A: Api>(parts: &AdminParts<A>, namespace: &str, name: &str) -> Result<Found, Failure> {
     if object(parts, Kind::PodGroup, namespace, name).await?.is_some() {
-        return Ok(GangName::new(namespace, name));
+        return Ok(Found::Gang(GangName::new(namespace, name)));
     }
     if let Some(job) = object(parts, Kind::Job, namespace, name).await? {
         let (groups, _) = parts.api.list(Some(Kind::PodGroup)).await?;
         let owned = |group: &&Arc<Object>| {
             group.metadata.owner.as_ref().is_some_and(|owner| owner.uid == job.metadata.uid)
         };
-        return groups
-            .iter()
-            .find(owned)
-            .map(|group| GangName::new(namespace, &group.metadata.name))
-            .ok_or_else(|| {
-                let text =
-                    format!("job {namespace}/{name} exists and its PodGroup is not made yet; ask again");
-                Failure::new(StatusCode::NOT_FOUND, text)
-            });
+        return Ok(match groups.iter().find(owned) {
+            Some(group) => Found::Gang(GangName::new(namespace, &group.metadata.name)),
+            None => Found::NotYet(format!(
+                "job {namespace}/{name} exists and its PodGroup is not made yet; ask again"
+            )),
+        });
     }
     if let Some(pod) = object(parts, Kind::Pod, namespace, name).await? {
-        return convert::pod_of_object(&pod).map(|pod| pod.gang).ok_or_else(|| {
+        if !convert::is_ours(&pod) {
             let text = format!(
-                "pod {namespace}/{name} exists and belongs to no gang: its schedulerName is neither phalanx nor \
-                 volcano, or its PodGroup is not made yet"
+                "pod {namespace}/{name} is not ours: spec.schedulerName is neither phalanx nor volcano"
             );
-            Failure::new(StatusCode::NOT_FOUND, text)
+            return Err(Failure::new(StatusCode::NOT_FOUND, text));
+        }
+        return Ok(match convert::pod_of_object(&pod) {
+            Some(pod) => Found::Gang(pod.gang),
+            None => Found::NotYet(format!(
+                "pod {namespace}/{name} exists and its PodGroup is not made yet; ask again"
+            )),
         });
     }
     Err(missing(parts, namespace, name).await?)

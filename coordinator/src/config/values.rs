@@ -63,7 +63,7 @@ impl Values {
     /// Reads a file.
     pub(super) fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+            .map_err(|cause| ConfigError::Read { path: path.to_owned(), cause })?;
         let line_at = |offset: usize| text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1;
         let entries: BTreeMap<Spanned<String>, Spanned<Scalar>> =
             toml::from_str(&text).map_err(|error| ConfigError::Syntax {

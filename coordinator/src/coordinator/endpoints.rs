@@ -25,10 +25,10 @@ pub struct Endpoints {
 
 /// The file could not be written.
 #[derive(Debug, Error)]
-#[error("{file}: {source}; make the state directory writable")]
+#[error("{file}: {cause}; make the state directory writable")]
 pub struct EndpointsError {
     file: PathBuf,
-    source: std::io::Error,
+    cause: std::io::Error,
 }
 
 impl Endpoints {
@@ -55,7 +55,7 @@ impl Endpoints {
             fs::File::create(&temporary)?.write_all(&text)?;
             fs::rename(&temporary, &file)
         };
-        write().map_err(|source| EndpointsError { file: file.clone(), source })?;
+        write().map_err(|cause| EndpointsError { file: file.clone(), cause })?;
         Ok(endpoints)
     }
 

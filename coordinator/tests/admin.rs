@@ -1,0 +1,191 @@
+//! The admin interface over HTTP: answers, and errors that say what to do.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::json;
+use support::{apply, apply_ok, ask, get, start, stop};
+
+const QUEUE: &str = "apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {name: research}\n\
+                     spec: {weight: 1}\n";
+
+fn job(name: &str, queue: &str) -> String {
+    format!(
+        "apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {{name: {name}}}
+spec:
+  schedulerName: phalanx
+  queue: {queue}
+  minAvailable: 1
+  tasks:
+    - name: worker
+      replicas: 1
+      template:
+        spec:
+          containers:
+            - name: main
+              image: none
+              resources: {{limits: {{nvidia.com/gpu: 1}}}}
+"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_readiness_and_numbers() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    assert_eq!(get(&coordinator, "/healthz").await.text, "ok\n");
+    assert_eq!(get(&coordinator, "/readyz").await.text, "ready\n");
+    let numbers = get(&coordinator, "/metrics").await.text;
+    for name in [
+        "phalanx_events_total{kind=\"Synced\"} 1",
+        "phalanx_agents_connected 0",
+        "phalanx_nodes 0",
+        "phalanx_recording 1",
+        "phalanx_gangs{kind=\"Pending\"} 0",
+        "# EOF",
+    ] {
+        assert!(numbers.contains(name), "{name} is missing in:\n{numbers}");
+    }
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn apply_creates_configures_and_leaves_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let change =
+        |change: &str| json!([{ "kind": "Queue", "namespace": "", "name": "research", "change": change }]);
+    assert_eq!(apply(&coordinator, QUEUE).await["applied"], change("created"));
+    assert_eq!(apply(&coordinator, QUEUE).await["applied"], change("unchanged"));
+    let heavier = QUEUE.replace("weight: 1", "weight: 2");
+    assert_eq!(apply(&coordinator, &heavier).await["applied"], change("configured"));
+    let stored = get(&coordinator, "/v1/objects/queue/-/research").await.json();
+    assert_eq!(stored["spec"]["weight"], 2);
+    let listed = get(&coordinator, "/v1/objects/queues").await.json();
+    assert_eq!(listed["items"][0]["metadata"]["name"], "research");
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_document_does_not_stop_the_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let wrong = "apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {name: heavy}\n\
+                 spec: {weight: 0}\n";
+    let answer = apply(&coordinator, &format!("{wrong}---\n{QUEUE}")).await;
+    assert_eq!(answer["ok"], false);
+    assert_eq!(answer["applied"][0]["name"], "research");
+    let diagnostics = answer["diagnostics"].as_array().unwrap();
+    let error = diagnostics.iter().find(|diagnostic| diagnostic["severity"] == "error").unwrap();
+    assert_eq!((error["file"].as_str(), error["line"].as_u64()), (Some("test.yaml"), Some(4)), "{error}");
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_api_refuses_is_told_with_its_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    apply_ok(&coordinator, &job("train", "default")).await;
+    let answer = apply(&coordinator, &format!("{QUEUE}---\n{}", job("train", "research"))).await;
+    assert_eq!(answer["ok"], false);
+    let error = answer["diagnostics"].as_array().unwrap();
+    let error = error.iter().find(|diagnostic| diagnostic["severity"] == "error").unwrap();
+    assert_eq!(error["line"], 6, "{error}");
+    assert!(error["message"].as_str().unwrap().contains("delete the job and apply it again"), "{error}");
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queues_in_use_and_the_default_queue_stay() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    apply_ok(&coordinator, &format!("{QUEUE}---\n{}", job("train", "research"))).await;
+    let answer = ask(&coordinator, "DELETE", "/v1/objects/queue/-/research", None).await;
+    assert_eq!(answer.status, 409);
+    assert_eq!(
+        answer.error(),
+        "conflict: Queue research is used by 1 gangs (Job default/train): delete them first"
+    );
+    let answer = ask(&coordinator, "DELETE", "/v1/objects/queue/-/default", None).await;
+    assert_eq!(answer.status, 409);
+    assert_eq!(
+        answer.error(),
+        "conflict: Queue default is the queue of gangs that name none and cannot be deleted"
+    );
+    let answer = ask(&coordinator, "DELETE", "/v1/objects/job/default/train", None).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert_eq!(answer.json()["gone"], true);
+    let answer = ask(&coordinator, "DELETE", "/v1/objects/queue/-/research", None).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn delete_by_manifest_takes_users_before_their_queue() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let manifest = format!("{QUEUE}---\n{}", job("train", "research"));
+    apply_ok(&coordinator, &manifest).await;
+    let answer = ask(&coordinator, "POST", "/v1/delete?file=test.yaml", Some(manifest.clone())).await;
+    let deleted = answer.json();
+    assert_eq!(deleted["ok"], true, "{deleted:#}");
+    assert_eq!(deleted["applied"][0]["name"], "train");
+    assert_eq!(deleted["applied"][1]["name"], "research");
+    let again = ask(&coordinator, "POST", "/v1/delete?file=test.yaml", Some(manifest)).await.json();
+    assert_eq!((&again["ok"], &again["applied"]), (&json!(true), &json!([])));
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn explain_finds_a_gang_by_job_and_says_what_there_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let answer = get(&coordinator, "/v1/explain/default/train").await;
+    assert_eq!(
+        (answer.status, answer.error().as_str()),
+        (404, "no PodGroup, Job or Pod default/train; there are none at all")
+    );
+    apply_ok(&coordinator, &job("train", "default")).await;
+    let answer = get(&coordinator, "/v1/explain/default/trian").await;
+    assert_eq!(
+        (answer.status, answer.error().as_str()),
+        (404, "no PodGroup, Job or Pod default/trian; there are default/train")
+    );
+    let answer = get(&coordinator, "/v1/explain/default/train").await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let name = answer.json()["gang"]["name"]["name"].as_str().unwrap().to_owned();
+    assert!(name.starts_with("train-"), "{name}");
+    assert_eq!(get(&coordinator, &format!("/v1/explain/default/{name}")).await.status, 200);
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_error_is_json_with_the_right_status() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    for (method, path, status, text) in [
+        ("GET", "/nothing", 404, "no such path \"/nothing\"; there are /healthz"),
+        ("POST", "/v1/state", 405, "\"/v1/state\" does not answer POST"),
+        ("GET", "/v1/objects/gpu", 404, "no such kind \"gpu\"; there are Queue, PriorityClass"),
+        ("GET", "/v1/objects/pod/-/a", 400, "a Pod has a namespace: write it instead of -"),
+        ("GET", "/v1/objects/queue/a/b", 400, "a Queue has no namespace: write - instead of \"a\""),
+        ("GET", "/v1/objects/pod/default/a", 404, "Pod default/a does not exist"),
+        ("DELETE", "/v1/objects/pod/default/a", 404, "Pod default/a does not exist"),
+        ("DELETE", "/v1/objects/gangplan/default/a", 409, "delete the gang instead"),
+        ("GET", "/v1/events?after=x", 400, "invalid digit"),
+    ] {
+        let answer = ask(&coordinator, method, path, None).await;
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.text);
+        assert!(answer.error().contains(text), "{method} {path}: {}", answer.error());
+    }
+    let huge = "#".repeat((4 << 20) + 1);
+    let answer = ask(&coordinator, "POST", "/v1/apply", Some(huge)).await;
+    assert_eq!(
+        (answer.status, answer.error().as_str()),
+        (413, "the text is larger than 4 MiB: apply it in parts")
+    );
+    stop(coordinator).await;
+}
