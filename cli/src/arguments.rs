@@ -145,7 +145,7 @@ pub struct Get {
     /// All namespaces
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
-    /// Whole GPU UUIDs
+    /// Whole GPU UUIDs and PodGroup names
     #[arg(short = 'w', long)]
     pub wide: bool,
 }

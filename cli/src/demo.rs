@@ -1,7 +1,7 @@
 //! `phalanx demo`: a coordinator and five agents as processes, the example manifests, live progress,
 //! and at the end who got which GPU and why the others wait.
 
-mod progress;
+pub(crate) mod progress;
 mod report;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +15,8 @@ use crate::cluster::{Cluster, ClusterPlan, ProfileCount, plan_nodes};
 use crate::failure::{Failure, Format, print_json, print_text};
 use crate::get::devices;
 use crate::signals::Stop;
+use crate::table::wrap;
+use crate::title::title;
 use crate::why;
 
 use progress::Progress;
@@ -156,7 +158,7 @@ fn tell(
 }
 
 fn summary(state: &StateView) -> String {
-    let one = |gang: &GangView| format!("{} {}", gang.name, gang.phase);
+    let one = |gang: &GangView| format!("{} {}", title(gang), gang.phase);
     state.gangs.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
@@ -201,6 +203,7 @@ fn is_over(state: &StateView, progress: &Progress) -> bool {
 struct Asked {
     second: bool,
     impossible: bool,
+    announced: bool,
 }
 
 impl Asked {
@@ -218,15 +221,22 @@ impl Asked {
     ) -> Result<(), Failure> {
         let large = large(state);
         let first_runs = large.iter().any(|gang| progress.has_run(&gang.name));
-        let second = large.iter().find(|gang| waits(gang)).filter(|_| first_runs && !self.second);
-        if let Some(gang) = second {
+        let told = |gang: &GangView| progress.has_told_reason(&gang.name);
+        let second = large.iter().find(|gang| waits(gang) && told(gang));
+        if let Some(gang) = second.filter(|_| first_runs && !self.second) {
             self.second = true;
             show_why(gang, client, say)?;
         }
-        let impossible = state.gangs.iter().find(|gang| is_impossible(gang)).filter(|_| !self.impossible);
-        if let Some(gang) = impossible {
+        let never = state.gangs.iter().find(|gang| is_impossible(gang) && told(gang));
+        if let Some(gang) = never.filter(|_| !self.impossible) {
             self.impossible = true;
             show_why(gang, client, say)?;
+        }
+        if self.is_complete() && !self.announced {
+            self.announced = true;
+            if let Some(first) = large.iter().find(|gang| &*gang.phase == "running") {
+                say.line(&format!("\n  waiting for {} to end ...", title(first)));
+            }
         }
         Ok(())
     }
@@ -235,11 +245,10 @@ impl Asked {
 fn show_why(gang: &GangView, client: &Client, say: Say) -> Result<(), Failure> {
     let (namespace, name) = (gang.name.namespace.to_string(), gang.name.name.to_string());
     let explanation = client.explain(&ObjectName { namespace: Some(namespace), name })?;
-    say.line(&format!("\n  $ phalanx why {}", gang.name));
+    say.line(&format!("\n  $ phalanx why {}", title(gang)));
     for line in why::text(&explanation).lines() {
-        say.line(&format!("  {line}"));
+        say.line(&wrap(line, 112, "  ", "      "));
     }
-    say.line("");
     Ok(())
 }
 

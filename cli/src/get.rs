@@ -11,6 +11,7 @@ use crate::arguments::{Get, Listed};
 use crate::client::Client;
 use crate::failure::{Failure, Format, print_json, print_text};
 use crate::table::{ShortIds, age, list, now, ranges};
+use crate::title::short_name;
 
 /// Prints one list.
 ///
@@ -30,7 +31,7 @@ pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure
     }
     let text = match options.what {
         Listed::Queues => queue_list(&state.queues),
-        Listed::Gangs => gang_list(&gangs),
+        Listed::Gangs => gang_list(&gangs, options.wide),
         Listed::Nodes => node_list(&state.nodes),
         Listed::Pods => pod_list(&gangs, &state, options.wide),
     };
@@ -92,13 +93,18 @@ fn pod_devices(request: &Resources) -> u64 {
     request.iter().filter(|(name, _)| name.is_device()).map(|(_, amount)| amount).fold(0, u64::saturating_add)
 }
 
-fn gang_list(gangs: &[&GangView]) -> String {
+/// The name people know, or the PodGroup's whole one.
+fn name_of(gang: &GangView, wide: bool) -> &str {
+    if wide { &gang.name.name } else { short_name(gang) }
+}
+
+fn gang_list(gangs: &[&GangView], wide: bool) -> String {
     let now = now();
     let row = |gang: &&GangView| {
         let placed = gang.pods.iter().filter(|pod| pod.node.is_some()).count();
         vec![
             gang.name.namespace.to_string(),
-            gang.name.name.to_string(),
+            name_of(gang, wide).to_owned(),
             gang.queue.to_string(),
             gang.phase.to_string(),
             gang.minimum.to_string(),
@@ -154,7 +160,7 @@ fn pod_list(gangs: &[&GangView], state: &StateView, wide: bool) -> String {
         vec![
             gang.name.namespace.to_string(),
             pod.name.to_string(),
-            gang.name.name.to_string(),
+            name_of(gang, wide).to_owned(),
             pod.phase.to_string(),
             pod.node.as_ref().map_or_else(String::new, ToString::to_string),
             index_text(&pod.gpus, &indexes),

@@ -12,6 +12,7 @@ pub mod get;
 pub mod process;
 pub mod signals;
 pub mod table;
+pub mod title;
 pub mod up;
 pub mod why;
 

@@ -35,6 +35,28 @@ pub fn framed(headers: &[&str], rows: Vec<Vec<String>>) -> String {
     table.to_string()
 }
 
+/// Breaks a line between words so that none is longer than `width` where that can be done.
+#[must_use]
+pub fn wrap(line: &str, width: usize, first: &str, further: &str) -> String {
+    let mut text = first.to_owned();
+    let mut length = first.len();
+    let mut indent = "";
+    for word in line.split(' ') {
+        if length + indent.len() + word.len() > width && length > further.len() {
+            text.push('\n');
+            text.push_str(further);
+            length = further.len();
+        } else {
+            text.push_str(indent);
+            length += indent.len();
+        }
+        text.push_str(word);
+        length += word.len();
+        indent = " ";
+    }
+    text
+}
+
 fn trim_lines(text: &str) -> String {
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
@@ -121,6 +143,13 @@ mod tests {
         texts.dedup();
         assert_eq!(texts.len(), 3, "{texts:?}");
         assert_eq!(ShortIds::among([GpuId(7)]).show(GpuId(7)), "GPU-00000000");
+    }
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        assert_eq!(wrap("a bb ccc", 20, "- ", "  "), "- a bb ccc");
+        assert_eq!(wrap("aaaa bbbb cc dd", 9, "- ", "   "), "- aaaa\n   bbbb\n   cc dd");
+        assert_eq!(wrap("looooooooong", 5, "", " "), "looooooooong");
     }
 
     #[test]

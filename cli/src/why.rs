@@ -26,22 +26,34 @@ pub fn run(client: &Client, options: &Why, format: Format) -> Result<(), Failure
 #[must_use]
 pub fn text(explanation: &Explanation) -> String {
     let gang = &explanation.gang;
-    let mut lines = vec![format!("gang {}: {}", gang.name, gang.phase)];
-    lines.extend(explanation.lines.iter().cloned());
-    lines.extend(places(gang));
+    let mut lines = explanation.lines.clone();
+    if &*gang.phase == "finished" {
+        let ended = |phase: &str| gang.pods.iter().filter(|pod| &*pod.phase == phase).count();
+        lines.push(format!(
+            "it has finished: {} pods succeeded, {} failed",
+            ended("Succeeded"),
+            ended("Failed")
+        ));
+    }
+    let places = places(gang);
+    if !places.is_empty() {
+        lines.push("where it runs:".to_owned());
+        lines.extend(places);
+    }
     lines.join("\n")
 }
 
 /// Nodes of the placed pods, a line each.
 fn places(gang: &GangView) -> Vec<String> {
-    let placed = gang.pods.iter().filter(|pod| pod.node.is_some() && &*pod.phase != "Succeeded");
+    let runs = |phase: &str| !matches!(phase, "Succeeded" | "Failed");
+    let placed = gang.pods.iter().filter(|pod| pod.node.is_some() && runs(&pod.phase));
     placed
         .map(|pod| {
             let node = pod.node.as_ref().map_or("", |node| node.as_str());
             let gpus = match pod.gpus.len() {
                 0 => String::new(),
                 1 => ", 1 GPU".to_owned(),
-                count => format!(", {count} GPUs over {}", link_text(pod.link_class)),
+                count => format!(", {count} GPUs, {}", link_text(pod.link_class)),
             };
             format!("  {} on {node} ({}{gpus})", pod.name, pod.phase)
         })

@@ -54,6 +54,12 @@ fn cargo(arguments: &[&str]) -> Result<Command> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
     command.args(arguments).current_dir(workspace()?);
+    // Cargo tells us about our own package. A build script that sees these (ring's) takes them for a
+    // change and builds again, here and in the next build from a shell.
+    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
+        command.env_remove(name);
+    }
     Ok(command)
 }
 

@@ -1,11 +1,16 @@
 //! What changed between two looks at the state, as lines: one for each step of a gang that lasts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use phalanx_common::ids::{GangName, GpuId, NodeName};
 use phalanx_common::topology::LinkClass;
 use phalanx_core::view::{GangView, StateView};
+
+use crate::title::title;
+
+/// Letters of a line's last part; `why` tells the whole.
+const DETAIL_WIDTH: usize = 76;
 
 /// Where a pod is or was. Kept after its end, for the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +26,10 @@ pub struct Place {
 /// What has been seen of all gangs.
 #[derive(Debug, Default)]
 pub struct Progress {
+    /// Phase and reason code told last.
     told: BTreeMap<GangName, (String, String)>,
+    /// Phase and reason code at the last look.
+    seen: BTreeMap<GangName, (String, String)>,
     phases: BTreeMap<GangName, Vec<String>>,
     /// Places by gang and pod name.
     pub places: BTreeMap<(GangName, String), Place>,
@@ -34,21 +42,23 @@ impl Progress {
         Self::default()
     }
 
-    /// Takes in a state; gives a line for each gang whose phase or kind of reason is new. Phases that
-    /// last milliseconds are not told on their own.
+    /// Takes in a state; gives a line for each gang whose phase or kind of reason is new. What lasts
+    /// milliseconds is not told: a reason has to stand for two looks.
     pub fn look(&mut self, state: &StateView, since: Duration) -> Vec<String> {
         let mut lines = Vec::new();
         for gang in &state.gangs {
             self.note(gang);
             let code = gang.reason.as_ref().map_or("", |reason| &*reason.code).to_owned();
             let step = (gang.phase.to_string(), code);
-            if !lasts(gang) || self.told.get(&gang.name) == Some(&step) {
+            let stands = self.seen.insert(gang.name.clone(), step.clone()) == Some(step.clone());
+            let new = self.told.get(&gang.name) != Some(&step);
+            if !new || !lasts(gang) || (gang.reason.is_some() && !stands) {
                 continue;
             }
             self.told.insert(gang.name.clone(), step);
             let seconds = since.as_secs_f64();
-            let name = gang.name.to_string();
-            lines.push(format!("  {seconds:4.1}s {name:<28} {:<9} {}", gang.phase, self.detail(gang)));
+            let detail = shorten(&self.detail(gang), DETAIL_WIDTH);
+            lines.push(format!("  {seconds:4.1}s  {:<22} {:<9} {detail}", title(gang), gang.phase));
         }
         lines
     }
@@ -74,21 +84,25 @@ impl Progress {
         match (&gang.reason, &*gang.phase) {
             (Some(reason), _) => reason.text.clone(),
             (None, "running") => {
-                let mut gpus: BTreeMap<&NodeName, usize> = BTreeMap::new();
-                for place in self.places_of(&gang.name).map(|(_, place)| place) {
-                    *gpus.entry(&place.node).or_default() += place.gpus.len();
-                }
-                let nodes: Vec<String> =
-                    gpus.iter().map(|(node, count)| format!("{node} ({count})")).collect();
-                format!("{}, GPUs on {}", pods(gang.pods.len()), nodes.join(", "))
+                let places = || self.places_of(&gang.name).map(|(_, place)| place);
+                let gpus = places().map(|place| place.gpus.len()).sum();
+                let nodes: BTreeSet<&str> = places().map(|place| place.node.as_str()).collect();
+                let nodes = nodes.into_iter().collect::<Vec<_>>().join(", ");
+                format!("{}, {} on {nodes}", count(gang.pods.len(), "pod"), count(gpus, "GPU"))
             }
-            (None, _) => pods(gang.pods.len()),
+            (None, _) => count(gang.pods.len(), "pod"),
         }
     }
 
     /// Places of a gang's pods, by pod name.
     pub fn places_of(&self, gang: &GangName) -> impl Iterator<Item = (&String, &Place)> {
         self.places.iter().filter(move |((of, _), _)| of == gang).map(|((_, pod), place)| (pod, place))
+    }
+
+    /// True where a line has told why the gang waits.
+    #[must_use]
+    pub fn has_told_reason(&self, gang: &GangName) -> bool {
+        self.told.get(gang).is_some_and(|(_, code)| !code.is_empty())
     }
 
     /// True where the gang was seen running.
@@ -108,14 +122,26 @@ impl Progress {
     }
 }
 
-fn pods(count: usize) -> String {
-    format!("{count} pod{}", if count == 1 { "" } else { "s" })
+/// At most `width` letters, cut at the end of a word.
+fn shorten(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let cut: String = text.chars().take(width - 2).collect();
+    let cut = cut.rsplit_once(' ').map_or(cut.as_str(), |(words, _)| words);
+    format!("{} …", cut.trim_end_matches([',', ';', ':', ' ']))
+}
+
+/// `1 pod`, `4 pods`.
+fn count(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 /// True for what a gang does for longer than the exchange of a few messages.
 fn lasts(gang: &GangView) -> bool {
     match &gang.reason {
-        Some(reason) => &*reason.code != "InProgress",
+        // Pods of a job are made one after another.
+        Some(reason) => !matches!(&*reason.code, "InProgress" | "TooFewPods"),
         None => matches!(&*gang.phase, "running" | "degraded" | "finished"),
     }
 }
@@ -190,17 +216,19 @@ pub mod tests {
         let mut progress = Progress::new();
         let mut look = |gang: GangView| progress.look(&state(vec![gang]), Duration::from_millis(1500));
         let waits = with_reason(gang("a", "admitted", 2), no_queue());
-        assert_eq!(look(waits.clone()), ["   1.5s team/a                       admitted  text"]);
+        assert!(look(waits.clone()).is_empty(), "may be gone at the next look");
+        assert_eq!(look(waits.clone()), ["   1.5s  team/a                 admitted  text"]);
         assert!(look(waits).is_empty(), "told already");
         assert!(look(with_reason(gang("a", "reserving", 2), in_progress())).is_empty(), "lasts milliseconds");
         assert_eq!(
             look(gang("a", "running", 2)),
-            ["   1.5s team/a                       running   1 pod, GPUs on node-1 (2)"]
+            ["   1.5s  team/a                 running   1 pod, 2 GPUs on node-1"]
         );
-        assert_eq!(look(gang("a", "finished", 2)), ["   1.5s team/a                       finished  1 pod"]);
+        assert_eq!(look(gang("a", "finished", 2)), ["   1.5s  team/a                 finished  1 pod"]);
         let name = GangName::new("team", "a");
         assert!(progress.has_run(&name) && progress.has_finished(&name));
         let (pod, place) = progress.places_of(&name).next().unwrap();
+        assert_eq!(shorten("one, two three", 9), "one …");
         assert_eq!((pod.as_str(), place.gpus.len()), ("a-0", 2), "places stay after the end");
     }
 }

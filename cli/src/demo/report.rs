@@ -4,6 +4,7 @@ use phalanx_core::view::{GangView, StateView};
 
 use crate::get::{devices, gpu_indexes, index_text, link_text};
 use crate::table::{ShortIds, framed};
+use crate::title::title;
 
 use super::progress::Progress;
 
@@ -11,7 +12,7 @@ use super::progress::Progress;
 pub fn text(progress: &Progress, state: &StateView) -> String {
     let mut text = String::from("\nGangs\n");
     text.push_str(&framed(
-        &["GANG", "QUEUE", "PHASE", "PODS", "GPUS"],
+        &["GANG", "QUEUE", "PHASE", "MINIMUM", "PODS", "GPUS"],
         state.gangs.iter().map(gang_row).collect(),
     ));
     text.push_str("\n\nWho got which GPUs (UUIDs shortened; --json prints them whole)\n");
@@ -23,9 +24,10 @@ pub fn text(progress: &Progress, state: &StateView) -> String {
 
 fn gang_row(gang: &GangView) -> Vec<String> {
     vec![
-        gang.name.to_string(),
+        title(gang),
         gang.queue.to_string(),
         gang.phase.to_string(),
+        gang.minimum.to_string(),
         gang.pods.len().to_string(),
         devices(gang).to_string(),
     ]
@@ -39,7 +41,7 @@ fn place_rows(progress: &Progress, state: &StateView) -> Vec<Vec<String>> {
         for (at, (pod, place)) in progress.places_of(&gang.name).enumerate() {
             let gpus: Vec<String> = place.gpus.iter().map(|gpu| short.show(*gpu)).collect();
             rows.push(vec![
-                if at == 0 { gang.name.to_string() } else { String::new() },
+                if at == 0 { title(gang) } else { String::new() },
                 pod.clone(),
                 place.node.to_string(),
                 link_text(place.link_class),
@@ -55,7 +57,7 @@ fn waiting_rows(state: &StateView) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     for gang in &state.gangs {
         if let Some(reason) = &gang.reason {
-            rows.push(vec![gang.name.to_string(), reason.text.clone(), reason.fix.clone()]);
+            rows.push(vec![title(gang), reason.text.clone(), reason.fix.clone()]);
         }
     }
     rows
@@ -76,7 +78,7 @@ pub fn json(progress: &Progress, state: &StateView) -> serde_json::Value {
             })
             .collect();
         serde_json::json!({
-            "gang": gang.name.to_string(),
+            "gang": title(gang),
             "queue": gang.queue,
             "phase": gang.phase,
             "pods": pods,

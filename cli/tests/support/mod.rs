@@ -46,6 +46,11 @@ pub fn phalanx() -> Command {
             "mock-nvml",
         ]);
         build.arg("--target-dir").arg(target_dir());
+        // What cargo tells a test of its own package looks like a change to ring's build script.
+        let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
+            build.env_remove(name);
+        }
         assert!(build.current_dir(workspace()).status().unwrap().success(), "the programs do not build");
     });
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
