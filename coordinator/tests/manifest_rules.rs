@@ -544,6 +544,10 @@ fn bombs_are_refused_quickly() {
     let large = "#".repeat(MAX_MANIFEST_BYTES + 1);
     refused(&large, "1: error: the file has 4194305 bytes; at most 4194304 are read: split it");
     refused("a: 1\na: 2\n", "2: error: \"a\" is given twice in one mapping");
+    refused(
+        "a: 1\n# \u{0}\nkind: Pod\n",
+        "2: error: not valid YAML: the control character U+0000 is not allowed",
+    );
     refused("? [a]\n: 1\n", "1: error: a key must be plain text");
 }
 
@@ -621,4 +625,57 @@ fn nodes_carry_their_allocatable_in_the_spec() {
     );
     assert_eq!(node.spec["allocatable"], serde_json::json!({ "cpu": "63500m", "memory": "250Gi" }));
     assert_eq!(node.spec["unschedulable"], true);
+}
+
+/// SplitMix64.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut mixed = *state;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[test]
+fn damaged_texts_never_crash_and_never_pass_in_silence() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
+    let mut texts: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())
+        .collect();
+    texts.push("a: &a {b: [1, 2]}\nc: *a\n<<: *a\n--- |\n  x\n...\n? k\n: \"v\\n\"\n".to_owned());
+    const PIECES: [&str; 24] = [
+        "{", "}", "[", "]", ":", ": ", "- ", "&a ", "*a", "!", "!!str ", "|\n", ">", "\"", "'", "#", "%",
+        "---\n", "...\n", "\t", "\n", "<<: ", "\u{feff}", "\u{0}",
+    ];
+    let rounds =
+        std::env::var("PHALANX_DAMAGE_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(300);
+    let mut state = 116;
+    for round in 0..rounds {
+        let mut text: Vec<char> = texts[round % texts.len()].chars().collect();
+        for _ in 0..=random(&mut state) % 6 {
+            let at = random(&mut state) as usize % (text.len() + 1);
+            match random(&mut state) % 3 {
+                0 => text.truncate(at.max(1)),
+                1 => {
+                    let end = (at + random(&mut state) as usize % 8).min(text.len());
+                    text.drain(at..end);
+                }
+                _ => {
+                    let piece = PIECES[random(&mut state) as usize % PIECES.len()];
+                    text.splice(at..at, piece.chars());
+                }
+            }
+        }
+        let text: String = text.into_iter().collect();
+        let parsed = parse(&text, "f.yaml");
+        let lines = text.lines().count() + 1;
+        for diagnostic in &parsed.diagnostics {
+            assert!((1..=lines).contains(&diagnostic.line), "{diagnostic}\n{text}");
+            assert!(!diagnostic.message.is_empty());
+        }
+        let has_content =
+            text.lines().any(|line| line.starts_with("apiVersion:") || line.starts_with("kind:"));
+        assert!(!has_content || !parsed.objects.is_empty() || !parsed.diagnostics.is_empty(), "{text}");
+    }
 }

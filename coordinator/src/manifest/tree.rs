@@ -227,13 +227,35 @@ impl<'b> Builder<'b> {
     }
 
     fn run(&mut self, chunk: &str) -> Result<(), TreeError> {
+        self.refuse_control_characters(chunk)?;
         let mut parser = Parser::new_from_str(chunk);
+        let mut ended = false;
+        let mut last_line = self.first_line;
         while let Some(next) = parser.next_event() {
             let (event, span) = next.map_err(|error| TreeError {
                 line: self.line(error.marker().line()),
                 message: format!("not valid YAML: {}", error.info()),
             })?;
+            ended = event == Event::StreamEnd;
+            last_line = self.line(span.start.line());
             self.event(event, span)?;
+        }
+        // A document that is not whole must never pass as an empty one.
+        if ended && self.frames.is_empty() {
+            return Ok(());
+        }
+        let message = "not valid YAML: the text ends before this is complete; is a quote or bracket open?";
+        Err(TreeError { line: last_line, message: message.to_owned() })
+    }
+
+    /// YAML forbids them; the parser takes a NUL for the end of the text.
+    fn refuse_control_characters(&self, chunk: &str) -> Result<(), TreeError> {
+        let forbidden = |byte: u8| byte < 0x20 && !matches!(byte, b'\t' | b'\n' | b'\r');
+        for (at, line) in chunk.split('\n').enumerate() {
+            if let Some(byte) = line.bytes().find(|byte| forbidden(*byte)) {
+                let message = format!("not valid YAML: the control character U+{byte:04X} is not allowed");
+                return Err(TreeError { line: self.first_line + at, message });
+            }
         }
         Ok(())
     }
