@@ -164,7 +164,19 @@ impl Coordinator {
     /// # Errors
     /// The first part that does not come up.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
+        Self::start_on(config, |api| api).await
+    }
+
+    /// As `start`, on something that stands before the embedded API: faults, for tests.
+    ///
+    /// # Errors
+    /// The first part that does not come up.
+    pub async fn start_on<A: Api>(
+        config: &Config,
+        wrap: impl FnOnce(EmbeddedApi) -> A,
+    ) -> Result<Self, StartError> {
         let Opened { api, quic, admin, admin_address, recorder, clock } = open(config).await?;
+        let api = wrap(api);
         let metrics = Arc::new(Metrics::default());
         let progress = Arc::new(Progress::default());
         let ready = Arc::new(AtomicBool::new(false));

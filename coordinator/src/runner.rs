@@ -111,17 +111,18 @@ impl Seen {
     }
 }
 
-/// Does the writes; true where one has to be tried again. What a change of the object made pointless comes
-/// back, as that change, by the watch.
+/// Does the writes; true where one has to be tried again.
 async fn write<A: Api>(api: &A, writes: Vec<Mutation>) -> bool {
     let mut failed = false;
     for mutation in writes {
         let (verb, target) = (mutation.verb(), mutation.target());
         match api.mutate(mutation).await {
             Ok(_) => {}
-            Err(ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => {
-                tracing::debug!(verb, target, "overtaken by another write");
+            Err(ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => {
+                tracing::debug!(verb, target, "done already, or not needed any more");
             }
+            // What it met comes by the watch; where that is late, the next look is not.
+            Err(ApiError::Conflict(_)) => failed = true,
             Err(error) => {
                 tracing::warn!(verb, target, %error, "a write for standalone mode failed; it is tried again");
                 failed = true;

@@ -2,16 +2,20 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod support;
+
 use std::fs;
 use std::io::Read;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use phalanx_coordinator::coordinator::Endpoints;
+use phalanx_coordinator::replay::replay;
 use phalanx_transport::{Identity, TrustAnchor};
-
-const PATIENCE: Duration = Duration::from_secs(60);
+use support::cluster::{agent_of, held, job};
+use support::{PATIENCE, apply_ok, ask, gang_of, until, until_phase};
 
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx-coordinator"));
@@ -20,8 +24,14 @@ fn program() -> Command {
 }
 
 fn run_arguments(state_dir: &Path) -> Command {
+    run_on(state_dir, "127.0.0.1:0")
+}
+
+fn run_on(state_dir: &Path, listen: &str) -> Command {
     let mut command = program();
-    command.args(["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--state-dir"]).arg(state_dir);
+    command
+        .args(["run", "--settle", "300ms", "--listen", listen, "--admin", "127.0.0.1:0", "--state-dir"])
+        .arg(state_dir);
     command
 }
 
@@ -37,7 +47,11 @@ impl Drop for Running {
 
 impl Running {
     fn start(state_dir: &Path) -> Self {
-        let child = run_arguments(state_dir).stderr(Stdio::piped()).spawn().unwrap();
+        Self::start_on(state_dir, "127.0.0.1:0")
+    }
+
+    fn start_on(state_dir: &Path, listen: &str) -> Self {
+        let child = run_on(state_dir, listen).stderr(Stdio::piped()).spawn().unwrap();
         let mut running = Self(child);
         let began = Instant::now();
         while Endpoints::read(state_dir).is_none_or(|endpoints| endpoints.pid != running.0.id()) {
@@ -226,4 +240,47 @@ fn replay_says_the_same_or_the_first_difference() {
     assert!(text.contains(": the actions differ\n  recorded: {\"id\":999,"), "{text}");
     let output = program().args(["replay", "/nowhere"]).output().unwrap();
     assert_eq!(error(&output), "error: /nowhere: cannot be read: No such file or directory (os error 2)\n");
+}
+
+/// Killed at any moment, with gangs at every step of their lives: all of them go on, and no GPU is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_coordinator_goes_on_where_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let state_dir = directory.path();
+    // Let go at once; the agents dial the same address all the time.
+    let quic: SocketAddr = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let admin = || -> SocketAddr {
+        Endpoints::read(state_dir).unwrap().admin.strip_prefix("http://").unwrap().parse().unwrap()
+    };
+    let mut running = Running::start_on(state_dir, &quic.to_string());
+    let agents = [agent_of(quic, state_dir, 1, 4).await, agent_of(quic, state_dir, 2, 4).await];
+    let jobs: Vec<String> = (0..6).map(|number| format!("train-{number}")).collect();
+    for name in &jobs {
+        apply_ok(&admin(), &job(name, "default", 2, "nvidia.com/gpu: 2", "700ms")).await;
+    }
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(150));
+        running.signal("KILL");
+        running.end();
+        assert!(!running.log().contains("ERROR"));
+        running = Running::start_on(state_dir, &quic.to_string());
+    }
+    for name in &jobs {
+        until_phase(&admin(), name, "Completed").await;
+    }
+    until(&admin(), "all GPUs free", |state| held(state) == 0 && gang_of(state, "train-0").is_some()).await;
+    assert_eq!(ask(&admin(), "GET", "/readyz", None).await.status, 200);
+    running.signal("TERM");
+    assert_eq!(running.end(), Some(0));
+    let mut recordings: Vec<_> =
+        fs::read_dir(state_dir.join("recordings")).unwrap().collect::<Result<_, _>>().unwrap();
+    recordings.sort_by_key(fs::DirEntry::path);
+    assert_eq!(recordings.len(), 5);
+    for recording in recordings {
+        let replay = replay(&recording.path(), &mut Vec::new()).unwrap();
+        assert_eq!(replay.difference, None, "{}", recording.path().display());
+    }
+    for agent in agents {
+        agent.stop().await;
+    }
 }

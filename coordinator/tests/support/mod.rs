@@ -2,6 +2,9 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
+pub mod cluster;
+
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
@@ -59,6 +62,24 @@ pub async fn start(state_dir: &Path) -> Coordinator {
     Coordinator::start(&config(state_dir)).await.unwrap()
 }
 
+/// What has an admin interface.
+pub trait Served {
+    /// Where it answers.
+    fn admin(&self) -> SocketAddr;
+}
+
+impl Served for Coordinator {
+    fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+}
+
+impl Served for SocketAddr {
+    fn admin(&self) -> SocketAddr {
+        *self
+    }
+}
+
 /// An answer of the admin interface.
 #[derive(Debug)]
 pub struct Answer {
@@ -78,8 +99,8 @@ impl Answer {
 }
 
 /// Asks `METHOD path`, with a body where there is one.
-pub async fn ask(coordinator: &Coordinator, method: &str, path: &str, body: Option<String>) -> Answer {
-    let url = format!("http://{}{path}", coordinator.admin);
+pub async fn ask(coordinator: &impl Served, method: &str, path: &str, body: Option<String>) -> Answer {
+    let url = format!("http://{}{path}", coordinator.admin());
     let method = method.to_owned();
     let asking = move || {
         let agent: ureq::Agent = ureq::Agent::config_builder()
@@ -97,29 +118,29 @@ pub async fn ask(coordinator: &Coordinator, method: &str, path: &str, body: Opti
     tokio::task::spawn_blocking(asking).await.unwrap()
 }
 
-pub async fn get(coordinator: &Coordinator, path: &str) -> Answer {
+pub async fn get(coordinator: &impl Served, path: &str) -> Answer {
     ask(coordinator, "GET", path, None).await
 }
 
-pub async fn apply(coordinator: &Coordinator, manifest: &str) -> Value {
+pub async fn apply(coordinator: &impl Served, manifest: &str) -> Value {
     let answer = ask(coordinator, "POST", "/v1/apply?file=test.yaml", Some(manifest.to_owned())).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
     answer.json()
 }
 
 /// Applies what must be taken.
-pub async fn apply_ok(coordinator: &Coordinator, manifest: &str) {
+pub async fn apply_ok(coordinator: &impl Served, manifest: &str) {
     let answer = apply(coordinator, manifest).await;
     assert_eq!(answer["ok"], true, "{answer:#}");
 }
 
-pub async fn state(coordinator: &Coordinator) -> StateView {
+pub async fn state(coordinator: &impl Served) -> StateView {
     let answer = get(coordinator, "/v1/state").await;
     assert_eq!(answer.status, 200, "{}", answer.text);
     serde_json::from_str(&answer.text).unwrap()
 }
 
-pub async fn explain(coordinator: &Coordinator, name: &str) -> Explanation {
+pub async fn explain(coordinator: &impl Served, name: &str) -> Explanation {
     let answer = get(coordinator, &format!("/v1/explain/{name}")).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
     serde_json::from_str(&answer.text).unwrap()
@@ -132,7 +153,7 @@ pub fn gang_of<'s>(state: &'s StateView, job: &str) -> Option<&'s GangView> {
 
 /// Waits until the state is as wanted.
 pub async fn until(
-    coordinator: &Coordinator,
+    coordinator: &impl Served,
     what: &str,
     mut wanted: impl FnMut(&StateView) -> bool,
 ) -> StateView {
@@ -148,7 +169,7 @@ pub async fn until(
 }
 
 /// Waits until a job's gang is in a PodGroup phase.
-pub async fn until_phase(coordinator: &Coordinator, job: &str, phase: &str) -> StateView {
+pub async fn until_phase(coordinator: &impl Served, job: &str, phase: &str) -> StateView {
     let in_phase =
         |state: &StateView| gang_of(state, job).is_some_and(|gang| &*gang.pod_group_phase == phase);
     until(coordinator, &format!("{job} {phase}"), in_phase).await
