@@ -54,6 +54,11 @@ fn announce(cluster: &Cluster, default_dir: bool, format: Format) -> Result<(), 
     print_text(&format!("coordinator  {}  (agents: {})", endpoints.admin, endpoints.quic));
     for node in &state.nodes {
         let model = node.gpus.first().map_or("", |gpu| &gpu.model);
+        let model = if node.gpus.is_empty() {
+            "(no NVIDIA GPU found; --profile FILE shows one of deploy/profiles)"
+        } else {
+            model
+        };
         print_text(&format!("agent        {}  {} GPUs {model}", node.name, node.gpus.len()));
     }
     print_text(&format!("state, logs  {}", cluster.state_dir().display()));

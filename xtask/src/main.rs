@@ -1,5 +1,6 @@
 //! Project tasks: `cargo demo`, `cargo xtask sim --seeds N`, `cargo xtask check`.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
@@ -78,7 +79,10 @@ fn step(name: &str, command: &mut Command) -> Result<()> {
 
 fn demo(arguments: &[String]) -> Result<()> {
     let packages = ["phalanx-coordinator", "phalanx-agent", "phalanx-cli", "mock-nvml"];
-    let mut build = cargo(&["build", "--quiet"])?;
+    let mut build = cargo(&["build"])?;
+    if !std::io::stderr().is_terminal() {
+        build.arg("--quiet");
+    }
     build.args(packages.iter().flat_map(|package| ["--package", package]));
     eprintln!("building the demo (the first time takes a few minutes) ...");
     step("the build", &mut build)?;
