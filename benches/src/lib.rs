@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use phalanx_common::gang::{ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec};
+use phalanx_common::gang::{
+    ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec,
+};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, ResourceName, Resources};
 use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
@@ -61,18 +63,24 @@ pub fn node_name(node: usize) -> NodeName {
     NodeName::from(format!("node-{node:05}"))
 }
 
-fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> PodSpec {
+/// What a pod of so many GPUs asks for.
+#[must_use]
+pub fn pod_request(gpus: u64) -> PodRequest {
     let requests = Resources::new()
         .with(ResourceName::known(NVIDIA_GPU), gpus)
         .with(ResourceName::known(CPU), 4000 * gpus)
         .with(ResourceName::known(MEMORY), (32 << 30) * gpus);
     let container = ContainerRequest { name: "main".into(), kind: ContainerKind::App, requests };
+    PodRequest { containers: vec![container], overhead: Resources::new() }
+}
+
+fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> PodSpec {
     PodSpec {
         uid: PodUid::from(name),
         name: GangName::new("bench", name),
         gang: GangName::new("bench", name),
         task: "worker".into(),
-        request: PodRequest { containers: vec![container], overhead: Resources::new() },
+        request: pod_request(gpus),
         node_selector: Default::default(),
         blockers: Vec::new(),
         run_for: None,
