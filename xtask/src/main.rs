@@ -2,46 +2,43 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand};
 
-/// Tasks around the workspace.
-#[derive(Debug, Parser)]
-#[command(name = "cargo xtask", max_term_width = 110)]
-struct Arguments {
-    #[command(subcommand)]
-    task: Task,
+// Read by hand: clap would double the time until the first line of the demo shows.
+const USAGE: &str = "\
+Usage: cargo xtask TASK
+
+  demo [ARGUMENTS]   build and run the demo; ARGUMENTS of `phalanx demo`, for example --keep
+  sim [--seeds N] [--seed K] [...]
+                     run the simulation over N seeds (200), or only over seed K as a failure prints it
+  check              formatting, clippy, tidy, and cargo-deny where it is installed";
+
+fn main() -> ExitCode {
+    run_task().map_or_else(
+        |error| {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        },
+        |()| ExitCode::SUCCESS,
+    )
 }
 
-#[derive(Debug, Subcommand)]
-enum Task {
-    /// Build and run the demo; arguments go to `phalanx demo`
-    #[command(disable_help_flag = true)]
-    Demo {
-        /// Arguments of `phalanx demo`, for example --keep
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<String>,
-    },
-    /// Run the simulation over seeds
-    Sim {
-        /// Number of seeds
-        #[arg(long, default_value_t = 200)]
-        seeds: u64,
-        /// Only this seed, as a failure prints it
-        #[arg(long)]
-        seed: Option<u64>,
-    },
-    /// Formatting, clippy, tidy, and cargo-deny where it is installed
-    Check,
-}
-
-fn main() -> Result<()> {
-    match Arguments::parse().task {
-        Task::Demo { arguments } => demo(&arguments),
-        Task::Sim { seeds, seed } => simulate(seeds, seed),
-        Task::Check => check(),
+fn run_task() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["demo", arguments @ ..] => demo(arguments),
+        ["sim"] => simulate(&["--seeds", "200"]),
+        ["sim", arguments @ ..] => simulate(arguments),
+        ["check"] => check(),
+        ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        [] => bail!("no task is named\n{USAGE}"),
+        [task, ..] => bail!("task {task:?} is not one of demo, sim, check\n{USAGE}"),
     }
 }
 
@@ -77,7 +74,7 @@ fn step(name: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn demo(arguments: &[String]) -> Result<()> {
+fn demo(arguments: &[&str]) -> Result<()> {
     let packages = ["phalanx-coordinator", "phalanx-agent", "phalanx-cli", "mock-nvml"];
     let mut build = cargo(&["build"])?;
     if !std::io::stderr().is_terminal() {
@@ -95,13 +92,9 @@ fn demo(arguments: &[String]) -> Result<()> {
     std::process::exit(status.code().unwrap_or(1));
 }
 
-fn simulate(seeds: u64, seed: Option<u64>) -> Result<()> {
+fn simulate(arguments: &[&str]) -> Result<()> {
     let mut command = cargo(&["run", "--quiet", "--package", "phalanx-sim", "--"])?;
-    match seed {
-        Some(seed) => command.args(["--seed", &seed.to_string()]),
-        None => command.args(["--seeds", &seeds.to_string()]),
-    };
-    step("the simulation", &mut command)
+    step("the simulation", command.args(arguments))
 }
 
 fn check() -> Result<()> {
