@@ -124,14 +124,18 @@ impl Amounts {
         self.more.binary_search_by_key(&id, |(known, _)| *known).map_or(0, |at| self.more[at].1)
     }
 
-    /// True where `self` fits beside `used` into `capacity`, in everything `self` asks but GPUs: those
-    /// are counted by mask, since a held GPU may have become unhealthy.
-    pub(crate) fn fits_beside_gpus(&self, used: &Self, capacity: &Self) -> bool {
-        let fits =
-            |asked: u64, used: u64, capacity: u64| asked == 0 || used.saturating_add(asked) <= capacity;
-        fits(self.cpu_milli, used.cpu_milli, capacity.cpu_milli)
-            && fits(self.memory_bytes, used.memory_bytes, capacity.memory_bytes)
-            && self.more.iter().all(|(id, asked)| fits(*asked, used.more(*id), capacity.more(*id)))
+    /// The first resource of which `self` does not fit beside `used` into `capacity`. Only what is asked
+    /// for counts, and not GPUs: those are counted by mask, since a held GPU may have become unhealthy.
+    pub(crate) fn short_beside_gpus(&self, used: &Self, capacity: &Self) -> Option<ResourceKey> {
+        let short = |asked: u64, used: u64, capacity: u64| asked > 0 && used.saturating_add(asked) > capacity;
+        if short(self.cpu_milli, used.cpu_milli, capacity.cpu_milli) {
+            return Some(ResourceKey::Cpu);
+        }
+        if short(self.memory_bytes, used.memory_bytes, capacity.memory_bytes) {
+            return Some(ResourceKey::Memory);
+        }
+        let more = self.more.iter().find(|(id, asked)| short(*asked, used.more(*id), capacity.more(*id)));
+        more.map(|(id, _)| ResourceKey::More(*id))
     }
 
     /// Adds; a sum stops at the largest number, so that a nonsensical request cannot wrap around.

@@ -21,6 +21,7 @@ mod life;
 mod pass;
 mod phase;
 mod place;
+mod predicates;
 mod queue;
 pub mod reason;
 mod recover;

@@ -12,7 +12,8 @@ use phalanx_common::ids::PodUid;
 
 use crate::amounts::Amounts;
 use crate::class::{Class, ModelId, SetScore};
-use crate::cluster::{ClassIndex, Cluster, Node, NodeIndex};
+use crate::cluster::{ClassIndex, Cluster, NodeIndex};
+use crate::predicates;
 
 /// What placing a pod needs to know of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,13 +81,6 @@ struct Search<'a> {
     best: Option<(Rank, u64)>,
 }
 
-/// True where the node's labels and everything but GPUs suit the pod.
-pub(crate) fn suits(node: &Node, need: &PodNeed, used: &Amounts) -> bool {
-    (!need.needs_agent || node.agent.is_some())
-        && need.amounts.fits_beside_gpus(used, &node.capacity)
-        && need.selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
-}
-
 impl Search<'_> {
     fn offer(&mut self, rank: Rank, mask: u64) {
         if self.best.is_none_or(|(known, _)| rank < known) {
@@ -112,7 +106,7 @@ impl Search<'_> {
     fn search_changed(&mut self) {
         for (index, (free, used)) in &self.overlay.changed {
             let node = self.cluster.node(*index);
-            if self.overlay.excluded.contains(index) || !suits(node, self.need, used) {
+            if self.overlay.excluded.contains(index) || predicates::check(node, self.need, used).is_err() {
                 continue;
             }
             if self.need.gpus == 0 {
@@ -138,7 +132,7 @@ impl Search<'_> {
             let node = self.cluster.node(*index);
             !self.overlay.changed.contains_key(index)
                 && !self.overlay.excluded.contains(index)
-                && suits(node, self.need, &node.used)
+                && predicates::check(node, self.need, &node.used).is_ok()
         })
     }
 
@@ -312,7 +306,9 @@ pub(crate) fn feasible_nodes(cluster: &Cluster, need: &PodNeed) -> u32 {
                 .any(|(_, mask)| (node.free_mask & mask).count_ones() >= need.gpus),
             None => false,
         };
-        node.closed().is_none() && (need.gpus == 0 || gpus) && suits(node, need, &node.used)
+        node.closed().is_none()
+            && (need.gpus == 0 || gpus)
+            && predicates::check(node, need, &node.used).is_ok()
     });
     u32::try_from(feasible.count()).unwrap_or(u32::MAX)
 }

@@ -322,7 +322,9 @@ impl fmt::Display for Reason {
             Self::PodBlocked { pod, field, message } => write!(formatter, "pod {pod}: {field}: {message}"),
             Self::NoNodeMatches { selector } => write!(formatter, "no node has the labels {selector}"),
             Self::NoNodeOffers { resource, asked, .. } => {
-                write!(formatter, "no node offers {resource}, pod asks {}", format_amount(resource, *asked))
+                // Devices count only where an agent confirms them.
+                let who = if resource.contains('/') { "no node with an agent" } else { "no node" };
+                write!(formatter, "{who} offers {resource}, pod asks {}", format_amount(resource, *asked))
             }
             Self::LargerThanAnyNode { resource, largest, asked } => write!(
                 formatter,

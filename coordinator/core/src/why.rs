@@ -8,7 +8,8 @@ use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::{Cluster, Node, NodeIndex};
 use crate::pass::Required;
-use crate::place::{GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, place, suits};
+use crate::place::{GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, place};
+use crate::predicates::{self, Obstacle};
 use crate::reason::{NoRoom, Reason};
 
 /// What the leases of a node hold that have been told to end.
@@ -67,21 +68,22 @@ fn describe(cluster: &Cluster, need: &PodNeed) -> Arc<str> {
     Arc::from(need.amounts.keys().map(part).collect::<Vec<_>>().join(", "))
 }
 
-fn matches_selector(node: &Node, need: &PodNeed) -> bool {
-    need.selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
+/// The node could take such a pod if it had more free.
+fn could_serve(node: &Node, need: &PodNeed) -> bool {
+    matches!(predicates::check(node, need, &node.used), Ok(()) | Err(Obstacle::Short(_)))
 }
 
 /// One pod alone is more than any node could ever take.
 fn no_node_ever(cluster: &Cluster, empty: &Cluster, need: &PodNeed) -> Option<Reason> {
-    let nodes: Vec<&Node> = empty
-        .nodes()
-        .map(|(_, node)| node)
-        .filter(|node| (node.agent.is_some() || node.spec.is_some()) && matches_selector(node, need))
-        .collect();
-    if nodes.is_empty() && !need.selector.is_empty() {
+    let there =
+        empty.nodes().map(|(_, node)| node).filter(|node| node.agent.is_some() || node.spec.is_some());
+    let obstacles: Vec<_> = there.map(|node| (node, predicates::check(node, need, &node.used))).collect();
+    if !obstacles.is_empty() && obstacles.iter().all(|(_, check)| *check == Err(Obstacle::Labels)) {
         let pairs = need.selector.iter().map(|(key, value)| format!("{key}={value}"));
         return Some(Reason::NoNodeMatches { selector: Arc::from(pairs.collect::<Vec<_>>().join(",")) });
     }
+    let serving = obstacles.iter().filter(|(_, check)| matches!(check, Ok(()) | Err(Obstacle::Short(_))));
+    let nodes: Vec<&Node> = serving.map(|(node, _)| *node).collect();
     for key in need.amounts.keys() {
         let asked = need.amounts.get(key);
         let largest = nodes.iter().map(|node| node.capacity.get(key)).max().unwrap_or(0);
@@ -116,7 +118,7 @@ fn has_room(node: &Node, need: &PodNeed, leaving: Option<&Leaving>) -> bool {
         used.subtract(leaving);
         gpus += leaving.gpus;
     }
-    gpus >= u64::from(need.gpus) && suits(node, need, &used)
+    gpus >= u64::from(need.gpus) && predicates::check(node, need, &used).is_ok()
 }
 
 fn no_room(cluster: &Cluster, required: &Required, shortfall: &Shortfall, mixed: bool) -> NoRoom {
@@ -124,8 +126,7 @@ fn no_room(cluster: &Cluster, required: &Required, shortfall: &Shortfall, mixed:
     let open: Vec<&Node> = cluster
         .nodes()
         .map(|(_, node)| node)
-        .filter(|node| node.closed().is_none() && matches_selector(node, need))
-        .filter(|node| !need.needs_agent || node.agent.is_some())
+        .filter(|node| node.closed().is_none() && could_serve(node, need))
         .collect();
     // The scarcest resource is the one that fewest nodes have enough of.
     let enough =
