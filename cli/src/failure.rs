@@ -51,10 +51,9 @@ pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints a line of results. A reader that has closed its end (`| head`) ends the program quietly.
+/// Prints a line of results. A reader that has closed its end (`| head`) is no failure: what was
+/// started is still stopped and removed in order.
 pub fn print_text(text: &str) {
     use std::io::Write;
-    if writeln!(std::io::stdout().lock(), "{text}").is_err() {
-        std::process::exit(0);
-    }
+    let _ = writeln!(std::io::stdout().lock(), "{text}");
 }
