@@ -189,10 +189,10 @@ impl Core {
             .map_or_else(Amounts::default, |minimum| self.cluster.resources.amounts(minimum))
     }
 
-    /// What the leases of a gang hold.
+    /// What the leases of a gang count for in its queue.
     pub(crate) fn leased_amounts(&self, key: GangKey) -> Amounts {
         let mut sum = Amounts::default();
-        for lease in self.leases.leases.values().filter(|lease| lease.gang == Some(key)) {
+        for lease in self.leases.leases.values().filter(|lease| lease.charged && lease.gang == Some(key)) {
             sum.add(&lease.taken.amounts);
         }
         sum
@@ -255,8 +255,8 @@ impl Core {
     fn release_if_ended(&mut self, key: GangKey, uid: &PodUid) {
         let Some(pod) = self.gangs.pods.get(uid) else { return };
         let (Some(lease), true) = (pod.lease, pod_ended(&pod.spec)) else { return };
-        self.leases.want(lease, LeaseState::Gone);
         let is_bound = pod.spec.binding.is_some();
+        self.end_lease(lease);
         let round = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.round());
         let is_pending_member =
             round.is_some_and(|round| round.members.get(uid).is_some_and(|m| m.bind != BindState::Bound));
@@ -273,12 +273,15 @@ impl Core {
             Some(lease) if binding.lease == Some(lease) || self.is_local_there(lease, &binding) => {
                 self.mark_bound(key, uid);
                 let ended = pod_ended(&self.gangs.pods[uid].spec);
-                self.leases.want_at_least(lease, if ended { LeaseState::Gone } else { LeaseState::Bound });
+                self.leases.want_at_least(lease, LeaseState::Bound);
+                if ended {
+                    self.end_lease(lease);
+                }
             }
             Some(lease) => {
                 // Bound by somebody else: our promise was for nothing, theirs is counted.
                 self.drop_member(key, uid);
-                self.leases.want(lease, LeaseState::Gone);
+                self.end_lease(lease);
                 if let Some(pod) = self.gangs.pods.get_mut(uid) {
                     pod.lease = None;
                 }
@@ -319,7 +322,7 @@ impl Core {
             self.drop_member(key, uid);
         }
         if let Some(lease) = pod.lease {
-            self.leases.want(lease, LeaseState::Gone);
+            self.end_lease(lease);
         }
         self.unlink(uid, &gang);
     }

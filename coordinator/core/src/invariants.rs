@@ -45,11 +45,11 @@ fn check_nodes(core: &Core) -> Result<(), String> {
     Ok(())
 }
 
-/// What a queue has allocated is the sum of its gangs' leases; what it charges, of its admitted gangs.
+/// What a queue has allocated is the sum of its gangs' charged leases; what it charges, of its admitted gangs.
 fn check_queues(core: &Core) -> Result<(), String> {
     let mut allocated: BTreeMap<&str, Amounts> = BTreeMap::new();
     let mut charged: BTreeMap<&str, Amounts> = BTreeMap::new();
-    for lease in core.leases.leases.values() {
+    for lease in core.leases.leases.values().filter(|lease| lease.charged) {
         if let Some(gang) = lease.gang.and_then(|key| core.gangs.gangs.get(&key)) {
             allocated.entry(gang.spec.queue.as_str()).or_default().add(&lease.taken.amounts);
         }

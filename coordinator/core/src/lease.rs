@@ -22,6 +22,8 @@ pub(crate) struct Lease {
     pub(crate) request: Arc<LeaseRequest>,
     /// The gang that is charged; `None` for a lease of an agent that nobody here knows.
     pub(crate) gang: Option<GangKey>,
+    /// Its amounts count as allocated in the gang's queue.
+    pub(crate) charged: bool,
     /// The node has no agent: the coordinator's own ledger is the only one.
     pub(crate) local: bool,
     /// What it shall be.

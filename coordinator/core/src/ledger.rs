@@ -15,17 +15,44 @@ impl Core {
     /// A lease comes to be: its resources are taken and charged.
     pub(crate) fn insert_lease(&mut self, lease: Lease) {
         self.cluster.take(lease.node, &lease.taken);
-        if let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {
-            gang.leases += 1;
-            let queue = gang.spec.queue.clone();
-            self.queues.ensure(&queue).allocated.add(&lease.taken.amounts);
-            self.touched_queues.insert(queue);
-        }
+        let id = lease.taken.lease;
+        let gang = lease.gang;
         self.leases.insert(lease);
+        if let Some(gang) = gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {
+            gang.leases += 1;
+            self.charge_lease(id, true);
+        }
+    }
+
+    /// Counts a lease as allocated in its gang's queue, or not any more.
+    fn charge_lease(&mut self, id: LeaseId, charge: bool) {
+        let Some(lease) = self.leases.leases.get_mut(&id).filter(|lease| lease.charged != charge) else {
+            return;
+        };
+        lease.charged = charge;
+        let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get(&key)) else { return };
+        let queue = gang.spec.queue.clone();
+        let allocated = &mut self.queues.ensure(&queue).allocated;
+        if charge {
+            allocated.add(&lease.taken.amounts);
+        } else {
+            allocated.subtract(&lease.taken.amounts);
+        }
+        self.touched_queues.insert(queue);
+    }
+
+    /// Asks for the end of a lease. Its GPUs stay taken until the agent says that it is gone; its queue
+    /// has the quota back at once where no pod was ever bound by it.
+    pub(crate) fn end_lease(&mut self, id: LeaseId) {
+        if self.leases.leases.get(&id).is_some_and(|lease| lease.wanted < LeaseState::Bound) {
+            self.charge_lease(id, false);
+        }
+        self.leases.want(id, LeaseState::Gone);
     }
 
     /// A lease is gone: its resources are free.
     pub(crate) fn remove_lease(&mut self, id: LeaseId) {
+        self.charge_lease(id, false);
         let Some(lease) = self.leases.remove(id) else { return };
         self.cluster.give_back(lease.node, &lease.taken);
         if let Some(pod) = self.gangs.pods.get_mut(lease.pod())
@@ -37,9 +64,6 @@ impl Core {
         self.touched.insert(key);
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
             gang.leases = gang.leases.saturating_sub(1);
-            let queue = gang.spec.queue.clone();
-            self.queues.ensure(&queue).allocated.subtract(&lease.taken.amounts);
-            self.touched_queues.insert(queue);
         }
     }
 

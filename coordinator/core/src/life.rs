@@ -6,7 +6,6 @@ use std::sync::Arc;
 use phalanx_common::gang::PodPhase;
 use phalanx_common::ids::PodUid;
 use phalanx_common::units::Time;
-use phalanx_common::wire::LeaseState;
 
 use crate::action::{Action, Command, GangPhase, GangStatus};
 use crate::amounts::Amounts;
@@ -231,7 +230,7 @@ impl Core {
                 fencing
                     .insert(uid.clone(), self.emit_pending(fence, Pending::Pod(key, uid.clone()), actions));
             } else if let Some(lease) = self.gangs.pods.get_mut(uid).and_then(|pod| pod.lease.take()) {
-                self.leases.want(lease, LeaseState::Gone);
+                self.end_lease(lease);
             }
         }
         if is_growth && fencing.is_empty() {
@@ -245,9 +244,12 @@ impl Core {
                 evicted.insert(uid.clone());
             }
         }
+        let refused = round.as_ref().and_then(|round| round.refused.as_deref());
         let cause: Arc<str> = Arc::from(format!(
-            "not all pods were bound by the binding deadline: {} were missing",
-            unbound.len()
+            "{} of its pods {} not bound by the binding deadline{}",
+            unbound.len(),
+            if unbound.len() == 1 { "was" } else { "were" },
+            refused.map(|text| format!(": {text}")).unwrap_or_default()
         ));
         let message = format!("gang {name} is rolled back: {cause}");
         self.emit(Command::Warn { message }, actions);

@@ -72,6 +72,8 @@ pub(crate) struct Round {
     pub(crate) plan_stored: bool,
     /// A pod left the round: before the commit point the round is planned anew.
     pub(crate) lost_member: bool,
+    /// The last Binding that the API refused for good: pod and cause.
+    pub(crate) refused: Option<Arc<str>>,
 }
 
 /// Where a gang is in its life.

@@ -183,19 +183,14 @@ impl Reason {
                 format_amount(resource, used.saturating_add(*asked).saturating_sub(*limit)),
                 format_amount(resource, used.saturating_add(*asked).saturating_sub(*limit))
             ),
-            Self::TooFewPods { exist, minimum, task } => match task {
-                Some(task) => {
-                    format!(
-                        "create {} more pods of task {task}, or lower its minimum",
-                        minimum.saturating_sub(*exist)
-                    )
+            Self::TooFewPods { exist, minimum, task } => {
+                let more = pods(minimum.saturating_sub(*exist), "more ");
+                match task {
+                    Some(task) => format!("create {more} of task {task}, or lower its minimum"),
+                    None if *exist == 0 => format!("create {} of this gang", pods(*minimum, "")),
+                    None => format!("create {more}, or lower minMember to {exist}"),
                 }
-                None if *exist == 0 => format!("create {minimum} pods of this gang"),
-                None => format!(
-                    "create {} more pods, or lower minMember to {exist}",
-                    minimum.saturating_sub(*exist)
-                ),
-            },
+            }
             Self::PodBlocked { field, .. } => format!("change {field}"),
             Self::NoNodeMatches { selector, .. } => {
                 format!("label a node {selector}, or change spec.nodeSelector")
@@ -210,7 +205,7 @@ impl Reason {
             Self::LargerThanCluster { mixed_models_would_fit: true, .. } => MIX_FIX.to_owned(),
             Self::LargerThanCluster { fit, minimum, shape, .. } => {
                 let lower = if *fit > 0 { format!(", or lower minMember to {fit}") } else { String::new() };
-                format!("add nodes for {} more pods of {shape}{lower}", minimum.saturating_sub(*fit))
+                format!("add nodes for {} of {shape}{lower}", pods(minimum.saturating_sub(*fit), "more "))
             }
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => {
@@ -234,12 +229,17 @@ impl NoRoom {
         let lower =
             if self.fit > 0 { format!(", or lower minMember to {}", self.fit) } else { String::new() };
         format!(
-            "wait for room for {missing} more pod{} of {}{}{lower}",
-            if missing == 1 { "" } else { "s" },
+            "wait for room for {} of {}{}{lower}",
+            pods(missing, "more "),
             amount_of(&self.resource, self.asked),
             if missing == 1 { "" } else { " each" },
         )
     }
+}
+
+/// `1 more pod`, `3 pods`.
+fn pods(count: u32, more: &str) -> String {
+    format!("{count} {more}pod{}", if count == 1 { "" } else { "s" })
 }
 
 /// A resource's amount as people say it: `8 GPUs`, `cpu 32`, `memory 256Gi`.

@@ -91,6 +91,7 @@ impl Core {
             taken,
             request,
             gang: Some(key),
+            charged: false,
             local,
             wanted,
             known: None,
@@ -137,6 +138,7 @@ impl Core {
             plan_write: None,
             plan_stored: true,
             lost_member: false,
+            refused: None,
         };
         for planned in open {
             let local = planned.lease.is_none();
@@ -193,6 +195,7 @@ impl Core {
             taken,
             request: Arc::new(report.request),
             gang: None,
+            charged: false,
             local: false,
             wanted: LeaseState::Gone,
             known: Some(report.state),

@@ -42,7 +42,7 @@ impl Core {
                 && round.members.get(&uid).is_some_and(|member| member.lease == id)
             {
                 round.excluded.insert(node);
-                self.leases.want(id, LeaseState::Gone);
+                self.end_lease(id);
                 self.replace_member(key, &uid, now, actions);
             }
         }
@@ -162,13 +162,13 @@ impl Core {
         let Some(round) =
             round.filter(|round| round.members.get(&uid).is_some_and(|member| member.lease == id))
         else {
-            self.leases.want(id, LeaseState::Gone);
+            self.end_lease(id);
             return;
         };
         match round.step {
             Step::Reserving => {
                 round.excluded.insert(node);
-                self.leases.want(id, LeaseState::Gone);
+                self.end_lease(id);
                 self.replace_member(key, &uid, retry_at, actions);
             }
             Step::Committing | Step::Arming => self.drop_round(key, retry_at, actions),
@@ -222,8 +222,11 @@ impl Core {
             // Writing the same plan again is harmless, whether the first write was done or not.
             Outcome::Unknown => self.write_plan(key, actions),
             Outcome::Conflict | Outcome::NotFound | Outcome::Refused(_) => {
-                let message =
-                    format!("the plan of a gang could not be written: {outcome:?}; it is planned again");
+                let name = self.gangs.gangs.get(&key).map(|gang| gang.spec.name.to_string());
+                let message = format!(
+                    "the plan of gang {} could not be written: {outcome:?}; it is planned again",
+                    name.unwrap_or_default()
+                );
                 self.emit(Command::Warn { message }, actions);
                 self.drop_round(key, now + self.settings.resend_ms, actions);
             }
@@ -257,8 +260,13 @@ impl Core {
                     let retry = now + Millis(self.settings.resend_ms.0 * REFUSED_BINDING_FACTOR);
                     self.set_bind(key, uid, BindState::RetryAt(retry));
                     self.timers.insert((retry, Timer::Gang(key)));
-                    let message = format!("the API refused the Binding of a pod: {message}");
-                    self.emit(Command::Warn { message }, actions);
+                    let name =
+                        self.gangs.pods.get(uid).map(|pod| pod.spec.name.to_string()).unwrap_or_default();
+                    let refused = format!("the API refuses the Binding of pod {name}: {message}");
+                    if let Some(round) = self.round_mut(key) {
+                        round.refused = Some(Arc::from(refused.as_str()));
+                    }
+                    self.emit(Command::Warn { message: refused }, actions);
                 }
             }
         }
@@ -314,7 +322,7 @@ impl Core {
         if pod.spec.binding.is_some() {
             pods.insert(uid.clone());
         } else if let Some(lease) = pod.lease.take() {
-            self.leases.want(lease, LeaseState::Gone);
+            self.end_lease(lease);
         }
     }
 

@@ -35,6 +35,7 @@ impl Core {
             plan_write: None,
             plan_stored: false,
             lost_member: false,
+            refused: None,
         };
         for place in placed {
             self.add_member(key, &mut round, place);
@@ -88,6 +89,7 @@ impl Core {
             taken,
             request: Arc::new(request),
             gang: Some(key),
+            charged: false,
             local,
             wanted: LeaseState::Reserved,
             known: None,
@@ -289,7 +291,7 @@ impl Core {
             }
         }
         for (uid, member) in &round.members {
-            self.leases.want(member.lease, LeaseState::Gone);
+            self.end_lease(member.lease);
             if let Some(pod) = self.gangs.pods.get_mut(uid) {
                 pod.lease = None;
             }
@@ -352,7 +354,7 @@ impl Core {
         for id in silent {
             let Some(lease) = self.leases.leases.get(id) else { continue };
             let (node, uid) = (lease.node, lease.pod().clone());
-            self.leases.want(*id, LeaseState::Gone);
+            self.end_lease(*id);
             let Some(round) = self.round_mut(key) else { return };
             round.excluded.insert(node);
             round.deadline = deadline;

@@ -79,12 +79,18 @@ impl Core {
         let step = |text: &str| Some(Reason::InProgress { step: Arc::from(text) });
         match gang.phase.kind() {
             PhaseKind::Queued | PhaseKind::Admitted => {
-                gang.reason.clone().or_else(|| step("it has not been looked at yet"))
+                gang.reason.clone().or_else(|| step("it is looked at in a moment"))
             }
             PhaseKind::Reserving => step("agents are asked to reserve its GPUs"),
             PhaseKind::Committing => step("its plan is being written"),
             PhaseKind::Arming => step("agents write its leases to disk"),
-            PhaseKind::Binding => step("its pods are being bound"),
+            PhaseKind::Binding => {
+                let refused = gang.phase.round().and_then(|round| round.refused.as_deref());
+                step(&format!(
+                    "its pods are being bound{}",
+                    refused.map(|text| format!("; {text}")).unwrap_or_default()
+                ))
+            }
             PhaseKind::Running | PhaseKind::Finished => None,
             PhaseKind::Degraded | PhaseKind::Evicting => match &gang.phase {
                 crate::phase::Phase::Degraded { cause, .. } | crate::phase::Phase::Evicting { cause, .. } => {

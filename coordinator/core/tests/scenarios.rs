@@ -83,6 +83,7 @@ scenarios! {
     elastic,
     gpu_lost,
     plain_nodes,
+    agent_gone,
     models,
     best_set,
 }
