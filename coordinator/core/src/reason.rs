@@ -314,10 +314,10 @@ impl fmt::Display for Reason {
                 format_amount(resource, *asked)
             ),
             Self::TooFewPods { exist, minimum, task: Some(task) } => {
-                write!(formatter, "{exist} of {minimum} pods of task {task} exist")
+                write!(formatter, "only {exist} of {minimum} pods of task {task} exist")
             }
             Self::TooFewPods { exist, minimum, task: None } => {
-                write!(formatter, "{exist} of {minimum} pods needed exist")
+                write!(formatter, "only {exist} of the {minimum} pods needed exist")
             }
             Self::PodBlocked { pod, field, message } => write!(formatter, "pod {pod}: {field}: {message}"),
             Self::NoNodeMatches { selector } => write!(formatter, "no node has the labels {selector}"),
