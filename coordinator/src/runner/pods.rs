@@ -105,7 +105,8 @@ impl PodLedger {
     }
 
     /// What the bound pods need now.
-    pub(super) fn look(&self, objects: &Objects, now: Time) -> Wanted {
+    #[must_use]
+    pub fn look(&self, objects: &Objects, now: Time) -> Wanted {
         let mut wanted = Wanted::default();
         for object in objects.values().filter(|object| object.kind == Kind::Pod) {
             // Most pods need nothing, and reading one is the costly part.
@@ -198,4 +199,174 @@ fn set_phase(object: &Object, pod: &PodSpec, phase: PodPhase, now: Time) -> Opti
         preconditions: Preconditions::uid(&object.metadata.uid),
         status: pod_status(&object.status, phase, now),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use phalanx_common::ids::{GangName, Term};
+    use phalanx_common::plan::{GangPlan, PlannedPod};
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: Time = Time(1_000_000);
+
+    fn lease(serial: u64) -> LeaseId {
+        LeaseId { term: 1, serial }
+    }
+
+    /// A pod of gang `g`, bound to node `n` with this lease, or without one.
+    fn bound(name: &str, lease: Option<LeaseId>, phase: &str) -> Object {
+        let mut pod = Object::new(Kind::Pod, "default", name).with_spec(
+            json!({ "schedulerName": "phalanx", "nodeName": "n", "containers": [{ "name": "main" }] }),
+        );
+        pod.metadata.uid = format!("uid-{name}");
+        let binding = PodBinding { node: NodeName::from("n"), lease, gpus: Vec::new() };
+        pod.metadata.annotations = convert::bind_annotations(&binding, Term::default());
+        let annotations = [("scheduling.k8s.io/group-name", "g"), ("phalanx.dev/run-for", "10s")];
+        for (name, value) in annotations {
+            pod.metadata.annotations.insert(name.to_owned(), value.to_owned());
+        }
+        pod.status = json!({ "phase": phase });
+        pod
+    }
+
+    fn deleting(mut pod: Object) -> Object {
+        pod.metadata.deletion = Some(NOW);
+        pod
+    }
+
+    fn objects(objects: impl IntoIterator<Item = Object>) -> Objects {
+        objects.into_iter().map(|object| (object.key(), Arc::new(object))).collect()
+    }
+
+    fn told(wanted: &Wanted) -> Vec<String> {
+        let text = |mutation: &Mutation| match mutation {
+            Mutation::UpdateStatus { key, status, .. } => {
+                format!("{} {}", key.name, status["phase"].as_str().unwrap())
+            }
+            Mutation::Finalize { uid } => format!("finalize {uid}"),
+            other => panic!("{other:?}"),
+        };
+        wanted.writes.iter().map(text).collect()
+    }
+
+    fn after(reports: impl IntoIterator<Item = PodReport>, pods: &Objects) -> Vec<String> {
+        let mut ledger = PodLedger::default();
+        reports.into_iter().for_each(|report| ledger.report(report, pods));
+        told(&ledger.look(pods, NOW))
+    }
+
+    fn started(node: &str, pod: &str) -> PodReport {
+        PodReport::Started { node: node.into(), pod: format!("uid-{pod}").into() }
+    }
+
+    fn ended(pod: &str, succeeded: bool) -> PodReport {
+        PodReport::Ended { node: "n".into(), pod: format!("uid-{pod}").into(), succeeded }
+    }
+
+    #[test]
+    fn an_agents_pod_does_what_its_agent_says() {
+        let pods = objects([bound("a", Some(lease(1)), "Pending")]);
+        assert!(after([], &pods).is_empty());
+        assert_eq!(after([started("n", "a")], &pods), ["a Running"]);
+        assert_eq!(after([started("n", "a"), ended("a", true)], &pods), ["a Succeeded"]);
+        assert_eq!(after([ended("a", false), started("n", "a")], &pods), ["a Failed"]);
+        // Another node cannot speak for it, and what is written is not written again.
+        assert!(after([started("m", "a")], &pods).is_empty());
+        let pods = objects([bound("a", Some(lease(1)), "Running")]);
+        assert!(after([started("n", "a")], &pods).is_empty());
+        assert_eq!(after([ended("a", true)], &pods), ["a Succeeded"]);
+    }
+
+    #[test]
+    fn a_deleted_pod_goes_when_nothing_of_it_runs() {
+        let pods = objects([deleting(bound("a", Some(lease(1)), "Running"))]);
+        assert!(after([started("n", "a")], &pods).is_empty());
+        let stopped = PodReport::Stopped { node: "n".into(), pod: "uid-a".into() };
+        assert_eq!(after([started("n", "a"), stopped.clone()], &pods), ["finalize uid-a"]);
+        let gone = PodReport::LeaseGone { node: "n".into(), lease: lease(1) };
+        assert_eq!(after([gone], &pods), ["finalize uid-a"]);
+        let other = PodReport::LeaseGone { node: "n".into(), lease: lease(2) };
+        assert!(after([other], &pods).is_empty());
+        assert_eq!(after([ended("a", true)], &pods), ["finalize uid-a"]);
+        // The report may come before the deletion.
+        let mut ledger = PodLedger::default();
+        let running = objects([bound("a", Some(lease(1)), "Running")]);
+        ledger.report(stopped, &running);
+        assert!(ledger.look(&running, NOW).writes.is_empty());
+        assert_eq!(told(&ledger.look(&pods, NOW)), ["finalize uid-a"]);
+    }
+
+    #[test]
+    fn an_agent_that_comes_back_without_a_lease_has_nothing_of_its_pod() {
+        let pods = objects([
+            deleting(bound("a", Some(lease(1)), "Running")),
+            deleting(bound("b", Some(lease(2)), "Running")),
+        ]);
+        let back = |node: &str| PodReport::Connected { node: node.into(), leases: vec![lease(2)] };
+        assert_eq!(after([back("n")], &pods), ["finalize uid-a"]);
+        assert!(after([back("m")], &pods).is_empty());
+    }
+
+    #[test]
+    fn a_forgotten_pod_leaves_nothing_behind() {
+        let mut ledger = PodLedger::default();
+        ledger.report(started("n", "a"), &Objects::new());
+        ledger.forget("uid-a");
+        assert!(ledger.reports.is_empty() && ledger.report_order.is_empty());
+        for number in 0..KEPT + 10 {
+            ledger.report(started("n", &number.to_string()), &Objects::new());
+            ledger.lease_gone(lease(number as u64));
+        }
+        assert_eq!((ledger.reports.len(), ledger.report_order.len()), (KEPT, KEPT));
+        assert_eq!((ledger.gone.len(), ledger.gone_order.len()), (KEPT, KEPT));
+    }
+
+    fn plan(pods: &[&str]) -> Object {
+        let planned = |name: &&str| PlannedPod {
+            pod: format!("uid-{name}").into(),
+            name: Arc::from(*name),
+            node: "n".into(),
+            lease: None,
+            gpus: Vec::new(),
+        };
+        convert::plan_object(&GangPlan {
+            gang: GangName::new("default", "g"),
+            gang_uid: Arc::from("uid-g"),
+            term: 1,
+            binding_deadline: NOW,
+            pods: pods.iter().map(planned).collect(),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn without_an_agent_a_pod_starts_when_its_gang_is_bound() {
+        let mut waiting = bound("b", None, "Pending");
+        waiting.spec.as_object_mut().unwrap().remove("nodeName");
+        let half = objects([bound("a", None, "Pending"), waiting, plan(&["a", "b"])]);
+        assert!(after([], &half).is_empty());
+        let whole = objects([bound("a", None, "Pending"), bound("b", None, "Pending"), plan(&["a", "b"])]);
+        assert_eq!(after([], &whole), ["a Running", "b Running"]);
+        // A member that is gone is not waited for; the plan goes when everything is bound.
+        assert_eq!(after([], &objects([bound("a", None, "Pending"), plan(&["a", "b"])])), ["a Running"]);
+        assert_eq!(after([], &objects([bound("a", None, "Pending")])), ["a Running"]);
+    }
+
+    #[test]
+    fn without_an_agent_a_pod_ends_when_its_time_has_passed_also_after_a_restart() {
+        let running = |started: u64| {
+            let mut pod = bound("a", None, "Running");
+            pod.status = pod_status(&json!({}), PodPhase::Running, Time(started));
+            objects([pod])
+        };
+        let wanted = PodLedger::default().look(&running(NOW.0 - 4_000), NOW);
+        assert!(wanted.writes.is_empty());
+        assert_eq!(wanted.next, Some(Time(NOW.0 + 6_000)));
+        assert_eq!(after([], &running(NOW.0 - 10_000)), ["a Succeeded"]);
+        assert_eq!(after([], &objects([deleting(bound("a", None, "Running"))])), ["finalize uid-a"]);
+    }
 }

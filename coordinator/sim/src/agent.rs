@@ -1,0 +1,399 @@
+//! The agent's shell in the simulation: its disk, its pods, its crashes. The core inside is the real one.
+
+use std::collections::BTreeMap;
+
+use phalanx_common::ids::{GpuId, LeaseId, NodeName, PodUid};
+use phalanx_common::topology::{GpuHealth, Inventory};
+use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::{FromAgent, ToAgent};
+use phalanx_node_core::{Action, Core, Event, Ledger, invariants};
+
+use crate::facts::{LeaseFact, RunFact};
+use crate::network::{from_agent, kind, positions};
+use crate::options::Bug;
+use crate::workload::Machine;
+use crate::world::{Happening, World};
+
+/// A pod that runs, by the number of its run.
+#[derive(Debug)]
+struct Run {
+    pod: PodUid,
+    number: u64,
+}
+
+/// A machine with an agent, whether its process lives or not.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) core: Option<Core>,
+    /// Number of the process.
+    pub(crate) life: u64,
+    pub(crate) link: Option<u64>,
+    name: NodeName,
+    inventory: Inventory,
+    boot: u64,
+    boot_at: Time,
+    disk: Option<Ledger>,
+    /// Being written, and what waits behind it.
+    writing: Option<(u64, Ledger)>,
+    waiting: Option<(u64, Ledger)>,
+    runs: Vec<Run>,
+    tick: Option<Time>,
+}
+
+impl Host {
+    /// A machine that was just switched on.
+    pub(crate) fn new(machine: Machine) -> Self {
+        Self {
+            core: None,
+            life: 0,
+            link: None,
+            name: machine.name,
+            inventory: machine.inventory,
+            boot: 1,
+            boot_at: Time(0),
+            disk: None,
+            writing: None,
+            waiting: None,
+            runs: Vec::new(),
+            tick: None,
+        }
+    }
+
+    /// CLOCK_BOOTTIME: it begins anew at each boot.
+    fn clock(&self, now: Time) -> Time {
+        Time((now - self.boot_at).0)
+    }
+}
+
+impl World {
+    /// The agent's process starts, with what its disk holds.
+    pub(crate) fn start_agent(&mut self, node: &NodeName) {
+        let now = self.now;
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        if host.core.is_some() {
+            return;
+        }
+        host.life += 1;
+        let life = host.life;
+        host.link = None;
+        host.tick = None;
+        let boot = format!("boot-{}", host.boot);
+        let mut actions = Vec::new();
+        let clock = host.clock(now);
+        host.core = Some(Core::new(host.name.clone(), &boot, host.disk.clone(), clock, &mut actions));
+        let inventory = host.inventory.clone();
+        let leases = host.disk.as_ref().map_or(0, |ledger| ledger.leases.len());
+        self.log.line(now, format_args!("{node} starts, {boot}, {leases} leases on disk"));
+        self.carry_out(node, actions);
+        self.apply_agent(node, Event::Inventory(inventory));
+        self.after(1, Happening::Dial { node: node.clone(), life });
+    }
+
+    /// The agent's process ends in the middle of whatever it does, and with it its pods.
+    pub(crate) fn crash_agent(&mut self, node: &NodeName) {
+        let reached_disk = self.random.per_mille(500);
+        let reboots = self.random.per_mille(333);
+        let away = self.random.between(100, self.rates.away_ms);
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        if host.core.take().is_none() {
+            return;
+        }
+        if let Some((_, ledger)) = host.writing.take().filter(|_| reached_disk) {
+            host.disk = Some(ledger);
+        }
+        host.waiting = None;
+        host.life += 1;
+        if reboots {
+            host.boot += 1;
+            host.boot_at = self.now;
+        }
+        let link = host.link.take();
+        for run in std::mem::take(&mut host.runs) {
+            self.facts.running.remove(&run.pod);
+        }
+        self.is_changed = true;
+        self.log.line(self.now, format_args!("{node} CRASHES{}", if reboots { " and reboots" } else { "" }));
+        self.log.count(if reboots { "agent reboot" } else { "agent crash" });
+        if let Some(link) = link {
+            self.break_link(link);
+        }
+        if reboots {
+            self.heal_gpus(node);
+        }
+        self.after(away, Happening::AgentStarts { node: node.clone() });
+    }
+
+    /// One event for the agent's core, and what follows from it.
+    pub(crate) fn apply_agent(&mut self, node: &NodeName, event: Event) {
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        let clock = host.clock(self.now);
+        let Some(core) = &mut host.core else { return };
+        let is_link_down = event == Event::LinkDown;
+        let mut actions = Vec::new();
+        core.apply(event, clock, &mut actions);
+        if let Err(error) = invariants::check(core) {
+            self.fail("agent-core", format!("{node}: {error}"));
+            return;
+        }
+        self.is_changed = true;
+        self.carry_out(node, actions);
+        if is_link_down && self.options.bug == Some(Bug::FreeOnAbsence) {
+            self.forget_leases(node);
+        }
+        self.set_tick(node);
+    }
+
+    /// The planted bug: no coordinator, no leases. The pods go on.
+    fn forget_leases(&mut self, node: &NodeName) {
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        let (Some(core), Some(disk)) = (&host.core, &host.disk) else { return };
+        let emptied = Ledger { leases: Vec::new(), highest_term: core.highest_term(), ..disk.clone() };
+        let mut actions = Vec::new();
+        let boot = format!("boot-{}", host.boot);
+        let clock = host.clock(self.now);
+        let mut core = Core::new(host.name.clone(), &boot, Some(emptied), clock, &mut actions);
+        core.apply(Event::Inventory(host.inventory.clone()), clock, &mut actions);
+        host.core = Some(core);
+    }
+
+    fn set_tick(&mut self, node: &NodeName) {
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        let Some((at, _)) = host.core.as_ref().and_then(Core::next_deadline) else { return };
+        let at = Time(host.boot_at.0 + at.0).max(self.now);
+        // A tick that is due earlier looks again.
+        if host.tick.is_some_and(|tick| tick <= at && tick >= self.now) {
+            return;
+        }
+        host.tick = Some(at);
+        let (delay, life) = ((at - self.now).0, host.life);
+        self.after(delay.max(1), Happening::Tick { node: node.clone(), life });
+    }
+
+    pub(crate) fn tick(&mut self, node: &NodeName, life: u64) {
+        let Some(host) = self.hosts.get_mut(node).filter(|host| host.life == life) else { return };
+        host.tick = None;
+        self.apply_agent(node, Event::Tick);
+    }
+
+    /// What the core wants is done, in order; a crash may come between any two.
+    fn carry_out(&mut self, node: &NodeName, actions: Vec<Action>) {
+        for action in actions {
+            if self.goes_wrong(self.rates.agent_crash / 3) {
+                self.crash_agent(node);
+                return;
+            }
+            if self.hosts.get(node).is_none_or(|host| host.core.is_none()) {
+                return;
+            }
+            match action {
+                Action::Send(message) => self.agent_says(node, message),
+                Action::Persist { revision, ledger } => self.persist(node, revision, ledger),
+                Action::SetAside { old, new } => {
+                    self.fail("agent-core", format!("{node}: moved from cluster {old} to {new}"));
+                }
+                Action::StartPod { pod, name, lease, gpus, run_for } => {
+                    self.log.line(
+                        self.now,
+                        format_args!("{node} runs {} by {lease} {:?}", name.name, positions(&gpus)),
+                    );
+                    self.start_pod(node, pod, lease, gpus, run_for);
+                }
+                Action::StopPod { pod } => self.stop_pod(node, pod),
+                Action::Warn(warning) => {
+                    self.log.count("agent warns");
+                    self.log.line(self.now, format_args!("{node} warns: {warning}"));
+                }
+            }
+        }
+    }
+
+    fn agent_says(&mut self, node: &NodeName, message: FromAgent) {
+        let Some(link) = self.hosts.get(node).and_then(|host| host.link) else { return };
+        self.log.line(self.now, format_args!("{node} -> {}", from_agent(&message)));
+        self.log.count(kind(&message));
+        if let FromAgent::Refused { cause, .. } = &message {
+            let text = format!("{cause:?}");
+            let name = text.split(['(', ' ']).next().unwrap_or_default();
+            self.log.count(&format!("refusal {name}"));
+        }
+        self.send_to_coordinator(link, message);
+    }
+
+    /// A message of the coordinator for the core.
+    pub(crate) fn tell_agent(&mut self, node: &NodeName, message: ToAgent) {
+        let message = match (message, self.options.bug) {
+            (ToAgent::Bound { term, lease }, Some(Bug::NoStartGate)) => ToAgent::GangBound { term, lease },
+            (message, _) => message,
+        };
+        self.apply_agent(node, Event::Message(message));
+    }
+
+    /// One ledger is written at a time; a newer one replaces one that waits.
+    fn persist(&mut self, node: &NodeName, revision: u64, ledger: Ledger) {
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        if host.writing.is_some() {
+            host.waiting = Some((revision, ledger));
+        } else {
+            host.writing = Some((revision, ledger));
+            let life = host.life;
+            let delay = self.random.between(1, if self.faults { 40 } else { 3 });
+            self.after(delay, Happening::Written { node: node.clone(), life, revision });
+        }
+        if self.options.bug == Some(Bug::AckBeforePersist) {
+            self.apply_agent(node, Event::Persisted { revision });
+        }
+    }
+
+    /// A write has ended. One that failed may have reached the disk all the same.
+    pub(crate) fn written(&mut self, node: &NodeName, life: u64, revision: u64) {
+        let fails = self.goes_wrong(self.rates.disk);
+        let reached = !fails || self.random.per_mille(500);
+        let Some(host) = self.hosts.get_mut(node).filter(|host| host.life == life) else { return };
+        let Some((number, ledger)) = host.writing.take() else { return };
+        if number != revision {
+            host.writing = Some((number, ledger));
+            return;
+        }
+        if reached {
+            host.disk = Some(ledger);
+        }
+        let next = host.waiting.take();
+        if let Some((revision, ledger)) = next {
+            self.persist_next(node, revision, ledger);
+        }
+        let event = if fails {
+            self.log.count("ledger not written");
+            Event::PersistFailed { revision, message: "no space left".to_owned() }
+        } else {
+            Event::Persisted { revision }
+        };
+        self.apply_agent(node, event);
+    }
+
+    fn persist_next(&mut self, node: &NodeName, revision: u64, ledger: Ledger) {
+        let delay = self.random.between(1, if self.faults { 40 } else { 3 });
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        host.writing = Some((revision, ledger));
+        let life = host.life;
+        self.after(delay, Happening::Written { node: node.clone(), life, revision });
+    }
+
+    /// A pod that runs already goes on.
+    fn start_pod(
+        &mut self,
+        node: &NodeName,
+        pod: PodUid,
+        lease: LeaseId,
+        mut gpus: Vec<GpuId>,
+        run_for: Option<Millis>,
+    ) {
+        if self.facts.running.contains_key(&pod)
+            && self.hosts.get(node).is_some_and(|host| host.runs.iter().any(|run| run.pod == pod))
+        {
+            return;
+        }
+        let number = self.next_number();
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        host.runs.push(Run { pod: pod.clone(), number });
+        gpus.sort_unstable();
+        if let Some(other) = self.facts.running.insert(pod.clone(), RunFact { node: node.clone(), lease, gpus })
+        {
+            self.fail("ownership", format!("pod {pod} starts on {node} and runs on {}", other.node));
+        }
+        self.facts.started.push(pod);
+        self.is_changed = true;
+        self.log.count("pod starts");
+        if let Some(run_for) = run_for {
+            let happening = Happening::PodOver { node: node.clone(), run: number, stopped: false };
+            self.after(run_for.0.max(1), happening);
+        }
+    }
+
+    /// Stopping takes its time: until then the pod runs.
+    fn stop_pod(&mut self, node: &NodeName, pod: PodUid) {
+        self.log.count("pod stopped");
+        let delay = self.random.between(1, if self.faults { 2_000 } else { 20 });
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        let life = host.life;
+        match host.runs.iter().find(|run| run.pod == pod).map(|run| run.number) {
+            Some(run) => self.after(delay, Happening::PodOver { node: node.clone(), run, stopped: true }),
+            None => self.after(1, Happening::PodTold { node: node.clone(), life, pod, stopped: true }),
+        }
+    }
+
+    pub(crate) fn pod_over(&mut self, node: &NodeName, number: u64, stopped: bool) {
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        let Some(at) = host.runs.iter().position(|run| run.number == number) else { return };
+        let run = host.runs.remove(at);
+        let life = host.life;
+        self.facts.running.remove(&run.pod);
+        if !stopped {
+            self.facts.ended.insert(run.pod.clone());
+        }
+        self.is_changed = true;
+        self.log.line(
+            self.now,
+            format_args!("{node}: pod {} {}", run.pod, if stopped { "was stopped" } else { "has ended" }),
+        );
+        let delay = self.random.between(1, 5);
+        self.after(delay, Happening::PodTold { node: node.clone(), life, pod: run.pod, stopped });
+    }
+
+    pub(crate) fn pod_told(&mut self, node: &NodeName, life: u64, pod: PodUid, stopped: bool) {
+        if self.hosts.get(node).is_none_or(|host| host.life != life) {
+            return;
+        }
+        let event = if stopped {
+            Event::PodStopped { pod }
+        } else {
+            let succeeded = !(self.faults && self.random.per_mille(100));
+            Event::PodEnded { pod, succeeded }
+        };
+        self.apply_agent(node, event);
+    }
+
+    /// A GPU falls off the bus.
+    pub(crate) fn lose_gpu(&mut self, node: &NodeName) {
+        let at = self.random.between(0, 7);
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        let count = host.inventory.gpus.len().max(1);
+        let Some(gpu) = host.inventory.gpus.get_mut(usize::try_from(at).unwrap_or(0) % count) else { return };
+        gpu.health = GpuHealth::Lost;
+        self.log.line(self.now, format_args!("{node} loses GPU {}", gpu.index));
+        self.log.count("GPU lost");
+        self.read_hardware(node);
+    }
+
+    /// All GPUs are back.
+    pub(crate) fn heal_gpus(&mut self, node: &NodeName) {
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        for gpu in &mut host.inventory.gpus {
+            gpu.health = GpuHealth::Healthy;
+        }
+        self.read_hardware(node);
+    }
+
+    fn read_hardware(&mut self, node: &NodeName) {
+        let Some(host) = self.hosts.get(node).filter(|host| host.core.is_some()) else { return };
+        let inventory = host.inventory.clone();
+        self.apply_agent(node, Event::Inventory(inventory));
+    }
+
+    /// Brings the agents' leases in the facts up to date.
+    pub(crate) fn refresh_leases(&mut self) {
+        let mut all = BTreeMap::new();
+        for (name, host) in &self.hosts {
+            let on_disk = host.disk.as_ref().map_or(0, |ledger| ledger.leases.len());
+            self.facts.on_disk.insert(name.clone(), on_disk);
+            let Some(core) = &host.core else { continue };
+            let leases = core.leases().iter().map(|(id, lease)| LeaseFact {
+                lease: *id,
+                pod: lease.request.pod.clone(),
+                gpus: lease.gpus.clone(),
+                state: lease.phase.state(),
+            });
+            all.insert(name.clone(), leases.collect());
+        }
+        self.facts.leases = all;
+    }
+}

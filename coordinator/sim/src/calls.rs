@@ -1,0 +1,301 @@
+//! The coordinator's calls to the API: in order for each pod, gang and queue, with faults, and with answers that
+//! are late. Calls of a process that died may land all the same.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_common::ids::{ActionId, GangName, PodUid, Term};
+use phalanx_coordinator::api::apply::merge;
+use phalanx_coordinator::api::faults::{Call, Fault};
+use phalanx_coordinator::api::{ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
+use phalanx_coordinator::convert::status::{pod_group_status, queue_status};
+use phalanx_coordinator::convert::{self, outcome_of};
+use phalanx_coordinator::metrics::{command_name, outcome_name};
+use phalanx_core::action::{Action, Command};
+use phalanx_core::event::{Event, Outcome};
+
+use crate::coordinator::{Flight, Lane};
+use crate::kubelet::short;
+use crate::options::Bug;
+use crate::world::{Happening, World};
+
+/// Conflicts met by a call that reads before it writes, before it gives up.
+const MOST_CONFLICTS: u32 = 8;
+/// The term is tried again after this.
+const TERM_RETRY_MS: u64 = 1_000;
+/// The coordinator waits no longer for an answer.
+const TIME_OUT_MS: u64 = 10_000;
+
+/// What came of a landing.
+enum Landed {
+    /// The call goes on with this write.
+    Second(Box<Mutation>),
+    /// The call begins anew.
+    Again,
+    /// The call is over.
+    Over(Option<Event>),
+}
+
+impl World {
+    /// Puts an action behind those of the same thing.
+    pub(crate) fn enqueue(&mut self, action: Action) {
+        let lane = lane_of(&action.command);
+        let Some(process) = &mut self.process else { return };
+        let waiting = process.lanes.entry(lane.clone()).or_default();
+        waiting.push_back(action);
+        if waiting.len() == 1 {
+            self.send_call(&lane);
+        }
+    }
+
+    /// Sends the first action of a lane.
+    fn send_call(&mut self, lane: &Lane) {
+        let Some(process) = &self.process else { return };
+        let Some(action) = process.lanes.get(lane).and_then(|waiting| waiting.front()).cloned() else { return };
+        let incarnation = process.incarnation;
+        let flight = Flight { incarnation, lane: lane.clone(), action, second: None, conflicts: 0 };
+        self.launch(flight);
+    }
+
+    fn launch(&mut self, flight: Flight) {
+        let number = self.next_number();
+        self.flights.insert(number, flight);
+        let most = if self.faults { 60 } else { 5 };
+        let delay = self.random.between(1, most);
+        self.after(delay, Happening::CallLands { flight: number });
+    }
+
+    /// A call reaches the API.
+    pub(crate) fn call_lands(&mut self, number: u64) {
+        let Some(mut flight) = self.flights.remove(&number) else { return };
+        let is_read = matches!(flight.action.command, Command::ReadPod { .. });
+        let is_alive = self.process.as_ref().is_some_and(|process| process.incarnation == flight.incarnation);
+        let fault = if is_alive {
+            self.api.faults.decide(if is_read { Call::Read } else { Call::Write })
+        } else {
+            self.log.count(&format!("late call of a dead coordinator: {}", command_name(&flight.action.command)));
+            None
+        };
+        let id = flight.action.id;
+        let landed = match flight.second.take() {
+            Some(mutation) => self.finish_call(id, &flight, fault, mutation),
+            None => self.do_call(&flight, fault),
+        };
+        match landed {
+            Landed::Second(mutation) => {
+                flight.second = Some(*mutation);
+                self.launch(flight);
+            }
+            Landed::Again => {
+                flight.conflicts += 1;
+                self.launch(flight);
+            }
+            Landed::Over(event) => self.end_call(flight, fault, event),
+        }
+        self.api_changed();
+    }
+
+    /// The answer is on its way.
+    fn end_call(&mut self, flight: Flight, fault: Option<Fault>, event: Option<Event>) {
+        if let Some(Event::ActionDone { outcome, .. }) = &event {
+            let name = command_name(&flight.action.command);
+            self.log.count(&format!("outcome {name} {}", outcome_name(outcome)));
+        }
+        let delay = match fault {
+            Some(Fault::TimedOutNotDone | Fault::TimedOutButDone) => {
+                self.random.between(TIME_OUT_MS / 10, TIME_OUT_MS)
+            }
+            _ if self.goes_wrong(self.rates.late) => self.random.between(100, TIME_OUT_MS / 2),
+            _ => self.random.between(1, 10),
+        };
+        let (incarnation, lane) = (flight.incarnation, flight.lane);
+        self.after(delay, Happening::Answer { incarnation, lane, event: event.map(Box::new) });
+    }
+
+    /// The coordinator hears what came of a call, and sends the next one of the lane.
+    pub(crate) fn answer(&mut self, incarnation: u64, lane: &Lane, event: Option<Event>) {
+        let Some(process) = self.alive(incarnation) else { return };
+        let is_term = *lane == Lane::Term;
+        if is_term && event.is_none() {
+            self.send_call(lane);
+            return;
+        }
+        if let Some(waiting) = process.lanes.get_mut(lane) {
+            waiting.pop_front();
+            if waiting.is_empty() {
+                process.lanes.remove(lane);
+            }
+        }
+        if let Some(event) = event {
+            if let Event::TermRaised { term } = &event {
+                self.set_term(*term);
+            }
+            self.tell_core(event);
+        }
+        self.send_call(lane);
+    }
+
+    /// A call, or the first half of one.
+    fn do_call(&mut self, flight: &Flight, fault: Option<Fault>) -> Landed {
+        let id = flight.action.id;
+        match flight.action.command.clone() {
+            Command::RaiseTerm { above } => self.raise_term(flight.incarnation, above, fault),
+            Command::ReadPod { pod, name } => Landed::Over(Some(self.read_pod(id, &pod, &name, fault))),
+            Command::FenceWrite { pod, name, term } => {
+                Landed::Over(Some(self.fence(id, &pod, &name, term, fault)))
+            }
+            Command::WritePlan(_) if self.options.bug == Some(Bug::NoPlan) => {
+                Landed::Over(Some(Event::ActionDone { action: id, outcome: Outcome::Done }))
+            }
+            Command::DeletePlan { .. } if self.options.bug == Some(Bug::KeepPlans) => {
+                Landed::Over(Some(Event::ActionDone { action: id, outcome: Outcome::Done }))
+            }
+            Command::WritePlan(plan) => {
+                let wanted = match convert::plan_object(&plan) {
+                    Ok(object) => object,
+                    Err(error) => return Landed::Over(Some(done(id, &Err::<(), _>(error)))),
+                };
+                match self.api.store.get(&wanted.key()) {
+                    Ok(stored) => match merge(&stored, &wanted) {
+                        Ok(Some(merged)) => Landed::Second(Box::new(Mutation::Update(Box::new(merged)))),
+                        Ok(None) => Landed::Over(Some(done(id, &Ok(())))),
+                        Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
+                    },
+                    Err(_) => Landed::Second(Box::new(Mutation::Create(Box::new(wanted)))),
+                }
+            }
+            command => match self.mutation(command) {
+                Ok(mutation) => self.finish_call(id, flight, fault, mutation),
+                Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
+            },
+        }
+    }
+
+    /// The write of a call.
+    fn finish_call(&mut self, id: ActionId, flight: &Flight, fault: Option<Fault>, mutation: Mutation) -> Landed {
+        let text = format!("{} {}", mutation.verb(), mutation.target());
+        let answer = self.api.write(fault, mutation, self.now);
+        self.writes += 1;
+        self.log.line(
+            self.now,
+            format_args!("api: {} {}: {text}: {}", flight.incarnation, id.0, short(&answer)),
+        );
+        let is_overtaken = matches!(
+            answer,
+            Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_))
+        );
+        let reads_first = matches!(flight.action.command, Command::WritePlan(_));
+        let is_alive = self.process.as_ref().is_some_and(|process| process.incarnation == flight.incarnation);
+        if reads_first && is_overtaken && is_alive && flight.conflicts < MOST_CONFLICTS {
+            return Landed::Again;
+        }
+        Landed::Over(Some(done(id, &answer)))
+    }
+
+    /// What a command that is one write asks for.
+    fn mutation(&self, command: Command) -> Result<Mutation, ApiError> {
+        let any = Preconditions::default();
+        Ok(match command {
+            Command::DeletePlan { gang } => Mutation::Delete {
+                key: ObjectKey::new(Kind::GangPlan, &gang.namespace, &gang.name),
+                preconditions: any,
+            },
+            Command::Bind { pod, name, resource_version, binding, term } => Mutation::Bind {
+                key: pod_key(&name),
+                preconditions: Preconditions { uid: Some(pod.as_str().to_owned()), resource_version },
+                node: binding.node.as_str().to_owned(),
+                annotations: convert::bind_annotations(&binding, term),
+            },
+            Command::Evict { pod, name, .. } => {
+                Mutation::Delete { key: pod_key(&name), preconditions: Preconditions::uid(pod.as_str()) }
+            }
+            Command::SetGangStatus { gang, uid, status } => {
+                let key = ObjectKey::new(Kind::PodGroup, &gang.namespace, &gang.name);
+                let before = self.api.store.get(&key)?;
+                let status = pod_group_status(&before.status, &status, self.now);
+                Mutation::UpdateStatus { key, preconditions: Preconditions::uid(&uid), status }
+            }
+            Command::SetQueueStatus { queue, status } => {
+                let key = ObjectKey::new(Kind::Queue, "", queue.as_str());
+                let status = queue_status(&self.api.store.get(&key)?.status, &status);
+                Mutation::UpdateStatus { key, preconditions: any, status }
+            }
+            other => return Err(ApiError::Invalid(format!("{} is no write", command_name(&other)))),
+        })
+    }
+
+    fn raise_term(&mut self, incarnation: u64, above: u64, fault: Option<Fault>) -> Landed {
+        if matches!(fault, None | Some(Fault::TimedOutButDone)) {
+            let counter = self.api.raise_term(above);
+            self.log.line(self.now, format_args!("api: term {counter}"));
+            if fault.is_none() {
+                return Landed::Over(Some(Event::TermRaised { term: Term { counter, incarnation } }));
+            }
+        }
+        self.log.count(&format!("the term is tried again after {TERM_RETRY_MS} ms"));
+        Landed::Over(None)
+    }
+
+    fn fence(
+        &mut self,
+        action: ActionId,
+        pod: &PodUid,
+        name: &GangName,
+        term: Term,
+        fault: Option<Fault>,
+    ) -> Event {
+        if self.options.bug == Some(Bug::NoFences) {
+            return self.read_pod(action, pod, name, fault);
+        }
+        let annotations: BTreeMap<String, Option<String>> = convert::fence_annotations(term);
+        let preconditions = Preconditions::uid(pod.as_str());
+        let patch = Mutation::PatchAnnotations { key: pod_key(name), preconditions, annotations };
+        let answer = self.api.write(fault, patch, self.now);
+        self.log.line(self.now, format_args!("api: fence {}: {}", name.name, short(&answer)));
+        pod_read(action, pod, answer)
+    }
+
+    fn read_pod(&mut self, action: ActionId, pod: &PodUid, name: &GangName, fault: Option<Fault>) -> Event {
+        let answer = match fault {
+            Some(fault) => Err(fault.error(&name.to_string())),
+            None => self.api.store.get(&pod_key(name)),
+        };
+        self.log.line(self.now, format_args!("api: read {}: {}", name.name, short(&answer)));
+        pod_read(action, pod, answer)
+    }
+}
+
+fn lane_of(command: &Command) -> Lane {
+    match command {
+        Command::WritePlan(plan) => Lane::Gang(plan.gang.clone()),
+        Command::DeletePlan { gang } | Command::SetGangStatus { gang, .. } => Lane::Gang(gang.clone()),
+        Command::SetQueueStatus { queue, .. } => Lane::Queue(queue.clone()),
+        Command::Bind { pod, .. }
+        | Command::FenceWrite { pod, .. }
+        | Command::ReadPod { pod, .. }
+        | Command::Evict { pod, .. } => Lane::Pod(pod.clone()),
+        Command::RaiseTerm { .. } | Command::Send { .. } | Command::Warn { .. } => Lane::Term,
+    }
+}
+
+fn pod_key(name: &GangName) -> ObjectKey {
+    ObjectKey::new(Kind::Pod, &name.namespace, &name.name)
+}
+
+fn done<T>(action: ActionId, answer: &Result<T, ApiError>) -> Event {
+    Event::ActionDone { action, outcome: outcome_of(answer) }
+}
+
+/// The pod as it is now. An object of that name and another UID means that the pod is gone.
+fn pod_read(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiError>) -> Event {
+    match answer {
+        Ok(object) if object.metadata.uid == pod.as_str() => match convert::pod_of_object(&object) {
+            Some(pod) => Event::PodRead { action, pod: Some(pod) },
+            None => done(action, &Err::<(), _>(ApiError::Invalid("no pod of ours any more".to_owned()))),
+        },
+        Ok(_) | Err(ApiError::NotFound(_)) => Event::PodRead { action, pod: None },
+        // A conflict that the store itself made means that the UID is another one.
+        Err(ApiError::Conflict(text)) if text.contains("has UID") => Event::PodRead { action, pod: None },
+        Err(error) => done(action, &Err::<(), _>(error)),
+    }
+}

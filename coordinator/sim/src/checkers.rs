@@ -1,0 +1,50 @@
+//! What must be true whatever happens. Each checker looks at the facts alone and knows nothing of the two
+//! machines' inside.
+
+use phalanx_core::view::StateView;
+
+use crate::facts::Facts;
+
+pub mod all_or_nothing;
+pub mod leaks;
+pub mod liveness;
+pub mod ownership;
+pub mod quota;
+
+/// What is known when the faults have stopped and all work should be done.
+#[derive(Debug)]
+pub struct End<'e> {
+    /// The facts.
+    pub facts: &'e Facts,
+    /// What the coordinator shows to people.
+    pub view: &'e StateView,
+    /// Writes to the API in the last quiet minute.
+    pub late_writes: u64,
+}
+
+/// All checkers, with what they remember.
+#[derive(Debug, Default)]
+pub struct Checkers {
+    all_or_nothing: all_or_nothing::AllOrNothing,
+}
+
+impl Checkers {
+    /// Looks at the facts after a step.
+    ///
+    /// # Errors
+    /// Name of the checker and what is wrong.
+    pub fn step(&mut self, facts: &Facts) -> Result<(), (&'static str, String)> {
+        ownership::check(facts).map_err(|error| ("ownership", error))?;
+        self.all_or_nothing.check(facts).map_err(|error| ("all_or_nothing", error))?;
+        quota::check(facts).map_err(|error| ("quota", error))
+    }
+
+    /// Looks at the end of a run.
+    ///
+    /// # Errors
+    /// Name of the checker and what is wrong.
+    pub fn end(end: &End<'_>) -> Result<(), (&'static str, String)> {
+        liveness::check(end).map_err(|error| ("liveness", error))?;
+        leaks::check(end).map_err(|error| ("leaks", error))
+    }
+}

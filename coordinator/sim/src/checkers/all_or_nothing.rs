@@ -1,0 +1,74 @@
+//! A gang is bound whole or not at all, and none of its pods starts before its minimum is bound.
+
+use std::collections::BTreeMap;
+
+use phalanx_common::gang::PodPhase;
+use phalanx_common::ids::GangName;
+
+use crate::facts::Facts;
+
+/// What is remembered of a gang.
+#[derive(Clone, Debug, Default)]
+struct Memory {
+    min_member: u32,
+    /// Its minimum was bound since it last had no bound pod: what is missing now has ended or was deleted.
+    was_whole: bool,
+}
+
+/// Bound pods of a gang now.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    live: u32,
+    succeeded: u32,
+}
+
+/// The checker.
+#[derive(Debug, Default)]
+pub struct AllOrNothing {
+    gangs: BTreeMap<GangName, Memory>,
+}
+
+impl AllOrNothing {
+    /// Looks at the facts.
+    ///
+    /// # Errors
+    /// The gang and its numbers.
+    pub fn check(&mut self, facts: &Facts) -> Result<(), String> {
+        let mut counts: BTreeMap<&GangName, Count> = BTreeMap::new();
+        for pod in facts.pods.values() {
+            let count = counts.entry(&pod.gang).or_default();
+            count.live += u32::from(pod.is_live());
+            count.succeeded += u32::from(pod.phase == PodPhase::Succeeded);
+        }
+        for (name, group) in &facts.groups {
+            self.gangs.entry(name.clone()).or_default().min_member = group.min_member;
+        }
+        self.gangs.retain(|name, _| facts.groups.contains_key(name) || counts.contains_key(name));
+        for (name, memory) in &mut self.gangs {
+            let count = counts.get(name).copied().unwrap_or_default();
+            let bound = count.live + count.succeeded;
+            if count.live == 0 {
+                memory.was_whole = false;
+            } else if bound >= memory.min_member {
+                memory.was_whole = true;
+            } else if !memory.was_whole && !facts.plans.contains(name) && facts.groups.contains_key(name) {
+                return Err(format!(
+                    "{bound} pods of gang {name} are bound, its minimum is {}, and it has no plan",
+                    memory.min_member
+                ));
+            }
+        }
+        for uid in &facts.started {
+            let Some(pod) = facts.pods.get(uid) else { continue };
+            let Some(memory) = self.gangs.get(&pod.gang) else { continue };
+            if pod.is_live() && !memory.was_whole {
+                let count = counts.get(&pod.gang).copied().unwrap_or_default();
+                return Err(format!(
+                    "pod {} starts while {} pods of gang {} are bound; its minimum is {}",
+                    pod.name, count.live, pod.gang, memory.min_member
+                ));
+            }
+        }
+        Ok(())
+    }
+}

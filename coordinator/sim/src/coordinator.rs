@@ -1,0 +1,393 @@
+//! The coordinator's shell in the simulation: its start and its crash, its loop, its connections. The core inside
+//! is the real one. Its calls to the API are in `calls`, its stand-in for the kubelet in `kubelet`.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use phalanx_common::ids::{ClusterId, GangName, NodeName, PodUid, QueueName, Term};
+use phalanx_common::resources::Resources;
+use phalanx_common::units::Time;
+use phalanx_common::wire::{FromAgent, LeaseState, ToAgent, VERSION};
+use phalanx_coordinator::agents::PodReport;
+use phalanx_coordinator::api::{Kind, Object};
+use phalanx_coordinator::convert;
+use phalanx_coordinator::metrics::command_name;
+use phalanx_core::action::{Action, Command};
+use phalanx_core::event::Event;
+use phalanx_core::{Core, invariants};
+
+use crate::fake_api::Follower;
+use crate::kubelet::Kubelet;
+use crate::network::{from_agent, to_agent};
+use crate::options::Bug;
+use crate::world::{Happening, World};
+
+/// Name of the cluster.
+const CLUSTER: &str = "simulated";
+
+/// Writes of one of these keep their order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lane {
+    Gang(GangName),
+    Queue(QueueName),
+    Pod(PodUid),
+    Term,
+}
+
+/// A call on its way to the API.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub(crate) incarnation: u64,
+    pub(crate) lane: Lane,
+    pub(crate) action: Action,
+    /// The second half of a call that reads before it writes.
+    pub(crate) second: Option<phalanx_coordinator::api::Mutation>,
+    /// Conflicts met so far.
+    pub(crate) conflicts: u32,
+}
+
+/// A coordinator's process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) incarnation: u64,
+    pub(crate) core: Core,
+    pub(crate) kubelet: Kubelet,
+    /// Actions that wait, by lane; the first of each is on its way.
+    pub(crate) lanes: BTreeMap<Lane, VecDeque<Action>>,
+    follower: Follower,
+    /// Connections by number, and the newest of each node.
+    sessions: BTreeMap<u64, u64>,
+    newest: BTreeMap<NodeName, u64>,
+    next_session: u64,
+    term: Term,
+    pass_at: Option<Time>,
+    feed_is_due: bool,
+}
+
+impl World {
+    /// The coordinator's process, where it is this one.
+    pub(crate) fn alive(&mut self, incarnation: u64) -> Option<&mut Process> {
+        self.process.as_mut().filter(|process| process.incarnation == incarnation)
+    }
+
+    /// A new process: raises the term, lists everything, begins.
+    pub(crate) fn start_coordinator(&mut self) {
+        if self.process.is_some() {
+            return;
+        }
+        let incarnation = self.next_number();
+        let counter = self.api.raise_term(0);
+        let term = Term { counter, incarnation };
+        let (follower, objects) = Follower::start(&self.api.store);
+        let (kubelet, _) = Kubelet::start(&self.api.store);
+        self.process = Some(Process {
+            incarnation,
+            core: Core::new(self.settings.clone()),
+            kubelet,
+            lanes: BTreeMap::new(),
+            follower,
+            sessions: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            next_session: 1,
+            term,
+            pass_at: None,
+            feed_is_due: false,
+        });
+        self.log.line(self.now, format_args!("coordinator starts, term {term}, {} objects", objects.len()));
+        self.log.count("coordinator start");
+        let stored: Vec<Event> = objects.iter().filter_map(|object| stored_event(object)).collect();
+        let events = std::iter::once(Event::Started { term }).chain(stored).chain([Event::Synced]);
+        let mut actions = Vec::new();
+        for event in events {
+            self.record(event, &mut actions);
+        }
+        self.dispatch(actions);
+        self.pass(incarnation);
+        self.after(1, Happening::Look { incarnation });
+    }
+
+    /// The process ends in the middle of whatever it does. Calls on their way may still land.
+    pub(crate) fn crash_coordinator(&mut self) {
+        let Some(process) = self.process.take() else { return };
+        for gang in process.core.view().gangs {
+            self.log.count(&format!("coordinator crash while a gang is {}", gang.phase));
+        }
+        self.log.line(self.now, format_args!("coordinator CRASHES"));
+        self.log.count("coordinator crash");
+        let flights: Vec<u64> = self
+            .flights
+            .iter()
+            .filter(|(_, flight)| flight.incarnation == process.incarnation)
+            .map(|(number, _)| *number)
+            .collect();
+        for number in flights {
+            let Some(flight) = self.flights.remove(&number) else { continue };
+            if can_land_alone(&flight) && self.random.per_mille(self.rates.survival) {
+                let late = self.random.between(1, self.rates.survival_ms);
+                let number = self.next_number();
+                self.flights.insert(number, flight);
+                self.after(late, Happening::CallLands { flight: number });
+            }
+        }
+        let links: Vec<u64> = self
+            .links
+            .iter()
+            .filter(|(_, link)| link.incarnation == process.incarnation)
+            .map(|(number, _)| *number)
+            .collect();
+        for link in links {
+            self.break_link(link);
+        }
+        let away = self.random.between(50, self.rates.away_ms);
+        self.after(away, Happening::CoordinatorStarts);
+    }
+
+    /// One fact for the core.
+    pub(crate) fn record(&mut self, event: Event, actions: &mut Vec<Action>) {
+        let event = match (event, self.options.bug) {
+            (Event::QueueApplied(mut queue), Some(Bug::NoCapability)) => {
+                queue.capability = Resources::new();
+                Event::QueueApplied(queue)
+            }
+            (event, _) => event,
+        };
+        let now = self.now;
+        let Some(process) = &mut self.process else { return };
+        process.core.apply(event, now, actions);
+        if let Err(error) = invariants::check(&process.core) {
+            self.fail("coordinator-core", error);
+        }
+    }
+
+    /// A fact that came in, and what the core wants at once.
+    pub(crate) fn tell_core(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        self.record(event, &mut actions);
+        // As in the loop: several facts that come close together get one pass.
+        let delay = if self.random.per_mille(300) { self.random.between(1, 15) } else { 0 };
+        self.plan_pass(self.now.0 + delay);
+        self.dispatch(actions);
+    }
+
+    fn plan_pass(&mut self, at: u64) {
+        let now = self.now;
+        let at = Time(at).max(now);
+        let Some(process) = &mut self.process else { return };
+        if process.pass_at.is_some_and(|pass| pass >= now && pass <= at) {
+            return;
+        }
+        process.pass_at = Some(at);
+        let incarnation = process.incarnation;
+        self.after((at - now).0, Happening::Pass { incarnation });
+    }
+
+    /// One pass of the core.
+    pub(crate) fn pass(&mut self, incarnation: u64) {
+        let now = self.now;
+        let Some(process) = self.alive(incarnation) else { return };
+        process.pass_at = None;
+        let mut actions = Vec::new();
+        process.core.cycle(now, &mut actions);
+        let deadline = process.core.next_deadline().map(|(at, _)| at);
+        if let Err(error) = invariants::check(&process.core) {
+            self.fail("coordinator-core", error);
+            return;
+        }
+        self.dispatch(actions);
+        if let Some(at) = deadline {
+            // A deadline that has passed and was not moved by the pass must not stop the time.
+            self.plan_pass(at.0.max(now.0 + 1));
+        }
+    }
+
+    /// Out with the actions, in order; a crash may come between any two.
+    fn dispatch(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            if self.goes_wrong(self.rates.coordinator_crash / 3) {
+                self.crash_coordinator();
+            }
+            let Some(process) = &self.process else { return };
+            let name = command_name(&action.command);
+            match action.command {
+                Command::Send { session, message, node } => {
+                    let link = process.sessions.get(&session).copied();
+                    let is_lost = self.options.bug == Some(Bug::LoseGangBound)
+                        && matches!(*message, ToAgent::GangBound { .. });
+                    self.log.line(self.now, format_args!("core: to {node}: {}", to_agent(&message)));
+                    if let Some(link) = link.filter(|_| !is_lost) {
+                        self.log.count(&format!("command Send {}", to_agent_kind(&message)));
+                        self.send_to_agent(link, *message);
+                    }
+                }
+                Command::Warn { message } => {
+                    self.log.count("core warns");
+                    self.log.line(self.now, format_args!("core warns: {message}"));
+                }
+                command => {
+                    self.log.count(&format!("command {name}"));
+                    self.enqueue(Action { id: action.id, command });
+                }
+            }
+        }
+    }
+
+    /// Whoever follows the API gets to know, a little later.
+    pub(crate) fn wake_readers(&mut self) {
+        let mut delay = self.random.between(1, 20);
+        if self.goes_wrong(self.rates.late) {
+            delay = self.random.between(100, 3_000);
+        }
+        let look = self.random.between(5, 40);
+        let Some(process) = &mut self.process else { return };
+        let incarnation = process.incarnation;
+        let feed = !std::mem::replace(&mut process.feed_is_due, true);
+        let kubelet = process.kubelet.wake();
+        if feed {
+            self.after(delay, Happening::Feed { incarnation });
+        }
+        if kubelet {
+            self.after(look, Happening::Look { incarnation });
+        }
+    }
+
+    /// Changes of the API become facts.
+    pub(crate) fn feed(&mut self, incarnation: u64) {
+        let Some(process) = self.process.as_mut().filter(|process| process.incarnation == incarnation) else {
+            return;
+        };
+        process.feed_is_due = false;
+        let changes = process.follower.next(&mut self.api);
+        if process.follower.is_behind(&self.api.store) {
+            process.feed_is_due = true;
+            self.after(20, Happening::Feed { incarnation });
+        }
+        let mut actions = Vec::new();
+        for change in &changes {
+            if let Some(event) = convert::event_of_change(change).event {
+                self.record(event, &mut actions);
+            }
+        }
+        self.plan_pass(self.now.0);
+        self.dispatch(actions);
+    }
+
+    /// A message of an agent.
+    pub(crate) fn reach_coordinator(&mut self, number: u64, message: FromAgent) {
+        let Some(link) = self.links.get(&number) else { return };
+        let (node, incarnation, session) = (link.node.clone(), link.incarnation, link.session);
+        let newest_link = self.hosts.get(&node).and_then(|host| host.link);
+        let Some(process) = self.process.as_mut().filter(|process| process.incarnation == incarnation) else {
+            return;
+        };
+        if let FromAgent::Hello(hello) = message {
+            // A doubled Hello is no new connection, and the one of a connection that was given up is not read.
+            if session.is_none() && newest_link == Some(number) {
+                self.admit(number, hello);
+            }
+            return;
+        }
+        let Some(session) = session.filter(|session| process.sessions.contains_key(session)) else { return };
+        self.log.line(self.now, format_args!("coordinator <- {node}: {}", from_agent(&message)));
+        let report = match &message {
+            FromAgent::PodStarted { pod } => {
+                Some(PodReport::Started { node: node.clone(), pod: pod.clone() })
+            }
+            FromAgent::PodEnded { pod, succeeded } => {
+                Some(PodReport::Ended { node: node.clone(), pod: pod.clone(), succeeded: *succeeded })
+            }
+            FromAgent::PodStopped { pod } => {
+                Some(PodReport::Stopped { node: node.clone(), pod: pod.clone() })
+            }
+            FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
+                Some(PodReport::LeaseGone { node: node.clone(), lease: *lease })
+            }
+            _ => None,
+        };
+        if let Some(report) = report {
+            self.report(report);
+        }
+        self.tell_core(Event::AgentSaid { node, session, message: Box::new(message) });
+    }
+
+    fn admit(&mut self, number: u64, hello: phalanx_common::wire::Hello) {
+        let node = hello.node.clone();
+        let Some(process) = &mut self.process else { return };
+        let session = process.next_session;
+        process.next_session += 1;
+        process.sessions.insert(session, number);
+        let replaced = process.newest.insert(node.clone(), session);
+        let replaced = replaced.and_then(|old| process.sessions.get(&old).copied());
+        let term = process.term;
+        if let Some(link) = self.links.get_mut(&number) {
+            link.session = Some(session);
+        }
+        if let Some(old) = replaced {
+            self.break_link(old);
+        }
+        self.log.line(self.now, format_args!("coordinator <- {node}: Hello, session {session}"));
+        let cluster = ClusterId::from(CLUSTER);
+        self.send_to_agent(number, ToAgent::Welcome { version: VERSION, cluster, term });
+        let leases = hello.leases.iter().map(|report| report.lease).collect();
+        self.report(PodReport::Connected { node, leases });
+        self.tell_core(Event::AgentConnected { session, hello: Box::new(hello) });
+    }
+
+    /// The coordinator's side of a connection has ended.
+    pub(crate) fn coordinator_notices(&mut self, number: u64) {
+        let Some(link) = self.links.get(&number) else { return };
+        let (node, incarnation, session) = (link.node.clone(), link.incarnation, link.session);
+        let Some(session) = session else { return };
+        let Some(process) = self.alive(incarnation) else { return };
+        if process.sessions.remove(&session).is_none() {
+            return;
+        }
+        if process.newest.get(&node) == Some(&session) {
+            process.newest.remove(&node);
+        }
+        self.log.line(self.now, format_args!("coordinator: session {session} of {node} is gone"));
+        self.tell_core(Event::AgentGone { node, session });
+    }
+
+    /// The term was raised: agents are welcomed under the new one.
+    pub(crate) fn set_term(&mut self, term: Term) {
+        if let Some(process) = &mut self.process {
+            process.term = term;
+        }
+    }
+}
+
+/// A call of a process that is dead lands only where nothing had to be read before, or was.
+fn can_land_alone(flight: &Flight) -> bool {
+    match flight.action.command {
+        Command::WritePlan(_) => flight.second.is_some(),
+        Command::Bind { .. }
+        | Command::FenceWrite { .. }
+        | Command::Evict { .. }
+        | Command::DeletePlan { .. }
+        | Command::RaiseTerm { .. } => true,
+        Command::ReadPod { .. }
+        | Command::SetGangStatus { .. }
+        | Command::SetQueueStatus { .. }
+        | Command::Send { .. }
+        | Command::Warn { .. } => false,
+    }
+}
+
+/// The fact that an object was stored.
+fn stored_event(object: &Object) -> Option<Event> {
+    if object.kind == Kind::GangPlan {
+        return convert::plan_of_object(object).ok().map(Event::PlanFound);
+    }
+    convert::event_of_object(object).event
+}
+
+const fn to_agent_kind(message: &ToAgent) -> &'static str {
+    match message {
+        ToAgent::Welcome { .. } => "Welcome",
+        ToAgent::Rejected { .. } => "Rejected",
+        ToAgent::Reserve { .. } => "Reserve",
+        ToAgent::Arm { .. } => "Arm",
+        ToAgent::Bound { .. } => "Bound",
+        ToAgent::GangBound { .. } => "GangBound",
+        ToAgent::Release { .. } => "Release",
+    }
+}

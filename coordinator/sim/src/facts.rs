@@ -1,0 +1,180 @@
+//! What can be seen from outside: the objects in the API, the leases at the agents, the pods that really run.
+//! The checkers see this and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use phalanx_common::gang::PodPhase;
+use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid};
+use phalanx_common::resources::Resources;
+use phalanx_common::units::Time;
+use phalanx_common::wire::LeaseState;
+use phalanx_coordinator::api::store::node_name;
+use phalanx_coordinator::api::{Change, ChangeBody, Kind, Object};
+use phalanx_coordinator::convert;
+use phalanx_core::event::Event;
+use serde_json::Value;
+
+/// A PodGroup.
+#[derive(Clone, Debug)]
+pub struct GroupFact {
+    /// UID of the object.
+    pub uid: String,
+    /// Fewest pods that may run.
+    pub min_member: u32,
+    /// Its queue.
+    pub queue: String,
+    /// True where a Job made it: its pods are made too.
+    pub of_job: bool,
+    /// Its status.
+    pub status: Value,
+}
+
+/// A pod as the API shows it.
+#[derive(Clone, Debug)]
+pub struct PodFact {
+    /// Namespace and name.
+    pub name: GangName,
+    /// Its gang.
+    pub gang: GangName,
+    /// Node it is bound to.
+    pub node: Option<NodeName>,
+    /// Lease of its Binding.
+    pub lease: Option<LeaseId>,
+    /// GPUs of its Binding, sorted.
+    pub gpus: Vec<GpuId>,
+    /// Phase.
+    pub phase: PodPhase,
+    /// It has a deletion stamp.
+    pub deleting: bool,
+    /// What it asks for, at its peak.
+    pub request: Resources,
+}
+
+impl PodFact {
+    /// Bound, not ended, not being deleted.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.node.is_some() && !self.phase.is_terminal() && !self.deleting
+    }
+}
+
+/// A pod that really runs.
+#[derive(Clone, Debug)]
+pub struct RunFact {
+    /// Where.
+    pub node: NodeName,
+    /// The lease that let it start.
+    pub lease: LeaseId,
+    /// GPUs it uses, sorted.
+    pub gpus: Vec<GpuId>,
+}
+
+/// A lease as its agent has it.
+#[derive(Clone, Debug)]
+pub struct LeaseFact {
+    /// The lease.
+    pub lease: LeaseId,
+    /// For this pod.
+    pub pod: PodUid,
+    /// Its GPUs.
+    pub gpus: Vec<GpuId>,
+    /// How far it is.
+    pub state: LeaseState,
+}
+
+/// All that can be seen.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Virtual time.
+    pub now: Time,
+    /// PodGroups.
+    pub groups: BTreeMap<GangName, GroupFact>,
+    /// Pods with a gang.
+    pub pods: BTreeMap<PodUid, PodFact>,
+    /// Gangs that have a GangPlan object.
+    pub plans: BTreeSet<GangName>,
+    /// Ceilings of queues.
+    pub capability: BTreeMap<String, Resources>,
+    /// Statuses of queues.
+    pub queue_status: BTreeMap<String, Value>,
+    /// Names of nodes without an agent and of those with one.
+    pub running: BTreeMap<PodUid, RunFact>,
+    /// Leases in the agents' memory.
+    pub leases: BTreeMap<NodeName, Vec<LeaseFact>>,
+    /// Leases on the agents' disks.
+    pub on_disk: BTreeMap<NodeName, usize>,
+    /// Pods that have once ended by themselves.
+    pub ended: BTreeSet<PodUid>,
+    /// Pods that started since the last look.
+    pub started: Vec<PodUid>,
+}
+
+impl Facts {
+    /// Takes over a change of the API.
+    pub fn change(&mut self, change: &Change) {
+        match &change.body {
+            ChangeBody::Applied(object) => self.applied(object),
+            ChangeBody::Deleted { key, uid } => {
+                let name = GangName::new(&key.namespace, &key.name);
+                match key.kind {
+                    Kind::PodGroup => drop(self.groups.remove(&name)),
+                    Kind::Pod => drop(self.pods.remove(&PodUid::from(uid.as_str()))),
+                    Kind::GangPlan => drop(self.plans.remove(&name)),
+                    Kind::Queue => {
+                        self.capability.remove(&key.name);
+                        self.queue_status.remove(&key.name);
+                    }
+                    Kind::Job | Kind::Node | Kind::PriorityClass => {}
+                }
+            }
+        }
+    }
+
+    fn applied(&mut self, object: &Object) {
+        if object.kind == Kind::GangPlan {
+            self.plans.insert(GangName::new(&object.metadata.namespace, &object.metadata.name));
+            return;
+        }
+        match convert::event_of_object(object).event {
+            Some(Event::QueueApplied(queue)) => {
+                self.capability.insert(queue.name.as_str().to_owned(), queue.capability);
+                self.queue_status.insert(queue.name.as_str().to_owned(), object.status.clone());
+            }
+            Some(Event::GangApplied(gang)) => {
+                let group = GroupFact {
+                    uid: gang.uid.to_string(),
+                    min_member: gang.min_member.max(1),
+                    queue: gang.queue.as_str().to_owned(),
+                    of_job: object.metadata.owner.as_ref().is_some_and(|owner| owner.kind == Kind::Job),
+                    status: object.status.clone(),
+                };
+                self.groups.insert(gang.name, group);
+            }
+            Some(Event::PodApplied(pod)) => self.pod_applied(object, *pod),
+            _ => {}
+        }
+    }
+
+    fn pod_applied(&mut self, object: &Object, pod: phalanx_common::gang::PodSpec) {
+        let mut gpus = pod.binding.as_ref().map_or_else(Vec::new, |binding| binding.gpus.clone());
+        gpus.sort_unstable();
+        let lease = pod.binding.as_ref().and_then(|binding| binding.lease);
+        let before = self.pods.get(&pod.uid).map(|pod| pod.phase);
+        // Nothing but the API says that a pod without a lease has started.
+        let is_running = |phase: Option<PodPhase>| phase == Some(PodPhase::Running);
+        if lease.is_none() && is_running(Some(pod.phase)) && !is_running(before) {
+            self.started.push(pod.uid.clone());
+        }
+        let fact = PodFact {
+            name: pod.name,
+            gang: pod.gang,
+            node: node_name(object).map(NodeName::from),
+            lease,
+            gpus,
+            phase: pod.phase,
+            deleting: pod.deleting,
+            request: pod.request.effective(),
+        };
+        self.pods.insert(pod.uid, fact);
+    }
+}

@@ -1,0 +1,147 @@
+//! What stands for controllers and kubelets: the coordinator's own parts for standalone mode, in virtual time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use phalanx_common::units::Time;
+use phalanx_coordinator::agents::PodReport;
+use phalanx_coordinator::api::faults::Call;
+use phalanx_coordinator::api::store::Store;
+use phalanx_coordinator::api::{ApiError, ChangeBody, Kind, Mutation, Object};
+use phalanx_coordinator::jobs::Jobs;
+use phalanx_coordinator::runner::{Objects, PodLedger};
+
+use crate::fake_api::Follower;
+use crate::world::{Happening, World};
+
+/// A write that failed is tried again after this.
+const RETRY_MS: u64 = 1_000;
+
+/// What it knows.
+#[derive(Debug)]
+pub(crate) struct Kubelet {
+    follower: Follower,
+    objects: Objects,
+    ledger: PodLedger,
+    jobs: Jobs,
+    reports: VecDeque<PodReport>,
+    is_due: bool,
+}
+
+impl Kubelet {
+    /// Lists everything.
+    pub(crate) fn start(store: &Store) -> (Self, usize) {
+        let (follower, listed) = Follower::start(store);
+        let count = listed.len();
+        let mut jobs = Jobs::new();
+        let mut objects = Objects::new();
+        for object in listed {
+            jobs.applied(&object);
+            objects.insert(object.key(), object);
+        }
+        let kubelet = Self {
+            follower,
+            objects,
+            ledger: PodLedger::default(),
+            jobs,
+            reports: VecDeque::new(),
+            is_due: true,
+        };
+        (kubelet, count)
+    }
+
+    /// True where a look must be planned.
+    pub(crate) const fn wake(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_due, true)
+    }
+}
+
+impl World {
+    /// A report of an agent waits for the next look.
+    pub(crate) fn report(&mut self, report: PodReport) {
+        let delay = self.random.between(1, 20);
+        let Some(process) = &mut self.process else { return };
+        process.kubelet.reports.push_back(report);
+        let incarnation = process.incarnation;
+        if process.kubelet.wake() {
+            self.after(delay, Happening::Look { incarnation });
+        }
+    }
+
+    /// Takes changes and reports, and does what pods and jobs need.
+    pub(crate) fn look(&mut self, incarnation: u64) {
+        let now = self.now;
+        let Some(process) = self.process.as_mut().filter(|process| process.incarnation == incarnation) else {
+            return;
+        };
+        let kubelet = &mut process.kubelet;
+        kubelet.is_due = false;
+        for change in kubelet.follower.next(&mut self.api) {
+            kubelet.jobs.change(&change);
+            match change.body {
+                ChangeBody::Applied(object) => {
+                    kubelet.objects.insert(object.key(), object);
+                }
+                ChangeBody::Deleted { key, uid } => {
+                    kubelet.objects.remove(&key);
+                    if key.kind == Kind::Pod {
+                        kubelet.ledger.forget(&uid);
+                    }
+                }
+            }
+        }
+        for report in std::mem::take(&mut kubelet.reports) {
+            kubelet.ledger.report(report, &kubelet.objects);
+        }
+        let wanted = kubelet.ledger.look(&kubelet.objects, now);
+        let mut writes = wanted.writes;
+        writes.extend(kubelet.jobs.writes(now).mutations);
+        let is_behind = kubelet.follower.is_behind(&self.api.store);
+        let failed = self.write_all(writes);
+        let Some(process) = self.alive(incarnation) else { return };
+        if failed {
+            process.kubelet.jobs.mark_all();
+        }
+        let next = wanted.next.map(|at: Time| (at - now).0.max(1));
+        let waits = [next, failed.then_some(RETRY_MS), is_behind.then_some(20)];
+        if let Some(wait) = waits.into_iter().flatten().min() {
+            // It may be woken before: then it looks twice, which does no harm.
+            self.after(wait, Happening::Look { incarnation });
+        }
+    }
+
+    /// Does the writes; true where one must be tried again. A crash may come between any two.
+    fn write_all(&mut self, writes: Vec<Mutation>) -> bool {
+        let mut failed = false;
+        for mutation in writes {
+            if self.goes_wrong(self.rates.coordinator_crash / 3) {
+                self.crash_coordinator();
+            }
+            if self.process.is_none() {
+                return true;
+            }
+            let fault = self.api.faults.decide(Call::Write);
+            let text = format!("{} {}", mutation.verb(), mutation.target());
+            let answer: Result<Arc<Object>, ApiError> = self.api.write(fault, mutation, self.now);
+            self.log.line(self.now, format_args!("kubelet: {text}: {}", short(&answer)));
+            self.log.count(&format!("kubelet {}", text.split(' ').next().unwrap_or_default()));
+            self.api_changed();
+            failed |= match answer {
+                Ok(_)
+                | Err(ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => false,
+                Err(ApiError::Invalid(_) | ApiError::Unknown | ApiError::Storage(_) | ApiError::Gone { .. }) => {
+                    true
+                }
+            };
+        }
+        failed
+    }
+}
+
+/// An answer in a few words.
+pub(crate) fn short<T>(answer: &Result<T, ApiError>) -> String {
+    match answer {
+        Ok(_) => "done".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}

@@ -1,0 +1,105 @@
+//! `phalanx-sim`: runs seeds, prints what was reached, and for a seed that fails the command that repeats it.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use phalanx_sim::{Bug, Options, Report, run};
+
+/// Runs both machines in virtual time, with faults from a seed.
+#[derive(Debug, Parser)]
+#[command(name = "phalanx-sim", max_term_width = 110)]
+struct Arguments {
+    /// Number of seeds
+    #[arg(long, default_value_t = 200)]
+    seeds: u64,
+    /// First seed
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+    /// Only this seed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print the log of the seed
+    #[arg(long)]
+    trace: bool,
+    /// Plant a bug, to see a checker fail
+    #[arg(long, value_parser = parse_bug)]
+    bug: Option<Bug>,
+}
+
+fn parse_bug(text: &str) -> Result<Bug, String> {
+    let names = || Bug::ALL.map(Bug::as_str).join(", ");
+    Bug::parse(text).ok_or_else(|| format!("not one of {}", names()))
+}
+
+/// What all runs together reached.
+#[derive(Debug, Default)]
+struct Summary {
+    counts: BTreeMap<String, u64>,
+    steps: u64,
+    failed: Vec<(u64, String)>,
+}
+
+impl Summary {
+    fn add(&mut self, report: Report) {
+        self.steps += report.steps;
+        for (what, count) in report.counts {
+            *self.counts.entry(what).or_default() += count;
+        }
+        if let Some(failure) = report.failure {
+            let at = failure.at_ms as f64 / 1000.0;
+            self.failed.push((report.seed, format!("{} at {at:.3} s: {}", failure.checker, failure.message)));
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let (first, count) = match arguments.seed {
+        Some(seed) => (seed, 1),
+        None => (arguments.first, arguments.seeds),
+    };
+    let summary = run_all(first, count, arguments.trace, arguments.bug);
+    for (what, count) in &summary.counts {
+        println!("{count:>10}  {what}");
+    }
+    println!("{count} seeds from {first}, {} steps", summary.steps);
+    if summary.failed.is_empty() {
+        return Ok(());
+    }
+    for (seed, failure) in &summary.failed {
+        println!("seed {seed}: {failure}\n    repeat: cargo xtask sim --seeds 1 --seed {seed}");
+    }
+    bail!("{} of {count} seeds failed", summary.failed.len())
+}
+
+/// Runs all seeds, on as many threads as there are processors. Runs share nothing.
+fn run_all(first: u64, count: u64, trace: bool, bug: Option<Bug>) -> Summary {
+    let next = AtomicU64::new(first);
+    let summary = Mutex::new(Summary::default());
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first.saturating_add(count) {
+                        return;
+                    }
+                    let report = run(Options { trace, bug, ..Options::seed(seed) });
+                    let mut summary = summary.lock().unwrap_or_else(PoisonError::into_inner);
+                    for line in &report.lines {
+                        println!("{line}");
+                    }
+                    summary.add(report);
+                }
+            });
+        }
+    });
+    let mut summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
+    summary.failed.sort();
+    summary
+}

@@ -1,0 +1,154 @@
+//! What a run may be told: its seed, its faults, and a bug to be planted.
+
+use phalanx_coordinator::api::faults::FaultRates;
+
+use crate::random::Random;
+
+/// A fault of the shells, built in on purpose: each shows that a checker can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// The agent says that a ledger is on disk before it is.
+    AckBeforePersist,
+    /// The agent forgets its leases when the coordinator is away.
+    FreeOnAbsence,
+    /// The agent lets a pod start as soon as it is bound.
+    NoStartGate,
+    /// The coordinator's shell reads a pod where it should fence it.
+    NoFences,
+    /// The coordinator's shell does not tell the ceilings of queues.
+    NoCapability,
+    /// The coordinator's shell binds a gang's pods without waiting for its plan's write.
+    NoPlan,
+    /// The coordinator's shell never deletes a plan.
+    KeepPlans,
+    /// The coordinator's shell loses messages that let pods start.
+    LoseGangBound,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::AckBeforePersist,
+        Self::FreeOnAbsence,
+        Self::NoStartGate,
+        Self::NoFences,
+        Self::NoCapability,
+        Self::NoPlan,
+        Self::KeepPlans,
+        Self::LoseGangBound,
+    ];
+
+    /// Name on the command line.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::AckBeforePersist => "ack-before-persist",
+            Self::FreeOnAbsence => "free-on-absence",
+            Self::NoStartGate => "no-start-gate",
+            Self::NoFences => "no-fences",
+            Self::NoCapability => "no-capability",
+            Self::NoPlan => "no-plan",
+            Self::KeepPlans => "keep-plans",
+            Self::LoseGangBound => "lose-gang-bound",
+        }
+    }
+
+    /// Reads a name.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|bug| bug.as_str() == text)
+    }
+}
+
+/// How often what goes wrong, in thousandths; times in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// A message is lost; its connection breaks a little later.
+    pub loss: u32,
+    /// A message arrives twice.
+    pub duplicate: u32,
+    /// A message is late: others overtake it.
+    pub late: u32,
+    /// A connection breaks, per event.
+    pub link_break: u32,
+    /// An agent crashes, per event; its machine reboots in a third of the cases.
+    pub agent_crash: u32,
+    /// The coordinator crashes, per event.
+    pub coordinator_crash: u32,
+    /// A ledger cannot be written.
+    pub disk: u32,
+    /// A write of a dead coordinator lands all the same.
+    pub survival: u32,
+    /// How late it may land.
+    pub survival_ms: u64,
+    /// How long a crashed process is away at most.
+    pub away_ms: u64,
+    /// A GPU falls off the bus, per event; it comes back with a reboot or when the faults stop.
+    pub gpu_lost: u32,
+    /// Faults of the API.
+    pub api: FaultRates,
+}
+
+impl Rates {
+    /// Rates of a seed. Each fault is absent from some seeds, so that no fault hides another.
+    #[must_use]
+    pub fn drawn(random: &mut Random) -> Self {
+        if random.per_mille(60) {
+            return Self { survival_ms: 1, away_ms: 1, ..Self::default() };
+        }
+        let mut draw = |most: u64| {
+            let rate = random.between(1, most);
+            if random.per_mille(600) { u32::try_from(rate).unwrap_or(0) } else { 0 }
+        };
+        let api = FaultRates {
+            conflict: draw(60),
+            refused: draw(40),
+            timed_out_not_done: draw(60),
+            timed_out_but_done: draw(60),
+            storage_failed: draw(20),
+            watch_gap: draw(60),
+        };
+        Self {
+            loss: draw(60),
+            duplicate: draw(120),
+            late: draw(150),
+            link_break: draw(15),
+            agent_crash: draw(15),
+            coordinator_crash: draw(12),
+            disk: draw(150),
+            survival: draw(900),
+            survival_ms: u64::from(draw(20_000)).max(50),
+            away_ms: u64::from(draw(30_000)).max(500),
+            gpu_lost: draw(6),
+            api,
+        }
+    }
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Everything follows from it.
+    pub seed: u64,
+    /// Keep the log's lines; the log's hash is made in any case.
+    pub trace: bool,
+    /// The planted bug.
+    pub bug: Option<Bug>,
+    /// Rates; `None` = drawn from the seed.
+    pub rates: Option<Rates>,
+}
+
+impl Options {
+    /// A plain run of a seed.
+    #[must_use]
+    pub const fn seed(seed: u64) -> Self {
+        Self { seed, trace: false, bug: None, rates: None }
+    }
+
+    /// The same with a planted bug.
+    #[must_use]
+    pub const fn with_bug(mut self, bug: Bug) -> Self {
+        self.bug = Some(bug);
+        self
+    }
+}

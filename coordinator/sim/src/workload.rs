@@ -1,0 +1,300 @@
+//! What users do: queues, nodes, gangs of several shapes, deletions. All from the seed.
+
+use std::collections::BTreeMap;
+
+use phalanx_common::ids::{GpuId, NodeName};
+use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel};
+use phalanx_common::units::Time;
+use phalanx_coordinator::api::{Kind, Object};
+use serde_json::{Value, json};
+
+use crate::checkers::liveness::NEVER;
+use crate::random::Random;
+
+/// Namespace of everything.
+pub const NAMESPACE: &str = "team";
+/// Group annotation of pods.
+const GROUP_NAME: &str = "scheduling.k8s.io/group-name";
+/// How long a pod runs.
+const RUN_FOR: &str = "phalanx.dev/run-for";
+/// Queue annotation of pods without a group.
+const QUEUE_NAME: &str = "scheduling.volcano.sh/queue-name";
+
+/// Something a user does.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Creates an object.
+    Create(Box<Object>),
+    /// Deletes an object by name, if it is there.
+    Delete(Kind, String),
+    /// Deletes one of the pods that are there.
+    DeleteSomePod(u64),
+}
+
+/// A machine with an agent.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Name.
+    pub name: NodeName,
+    /// What it has.
+    pub inventory: Inventory,
+}
+
+/// A whole workload.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// Machines with agents.
+    pub machines: Vec<Machine>,
+    /// Objects that are there from the start.
+    pub first: Vec<Object>,
+    /// Steps and when they are done.
+    pub steps: Vec<(Time, Step)>,
+    /// What is deleted at the end, because it would run for ever.
+    pub last: Vec<Step>,
+    /// Sum of the times that pods run, in milliseconds.
+    pub work_ms: u64,
+    has_plain_node: bool,
+    queues: Vec<(String, u64)>,
+}
+
+/// One gang to be made.
+struct Plan {
+    pods: u64,
+    minimum: u64,
+    gpus: u64,
+    name: String,
+    queue: String,
+    priority: Option<&'static str>,
+    selector: Value,
+    run_for_ms: Option<u64>,
+    at: u64,
+}
+
+impl Workload {
+    /// The workload of a seed, within this time.
+    #[must_use]
+    pub fn drawn(random: &mut Random, within_ms: u64) -> Self {
+        let mut workload = Self {
+            machines: machines(random),
+            first: Vec::new(),
+            steps: Vec::new(),
+            last: Vec::new(),
+            work_ms: 0,
+            has_plain_node: random.per_mille(400),
+            queues: Vec::new(),
+        };
+        workload.draw_first(random);
+        let gangs = random.between(3, 9);
+        for number in 0..gangs {
+            workload.draw_gang(random, number, within_ms);
+        }
+        for _ in 0..random.between(0, 4) {
+            let at = random.between(0, within_ms);
+            workload.steps.push((Time(at), Step::DeleteSomePod(random.bits())));
+        }
+        workload
+    }
+
+    fn draw_first(&mut self, random: &mut Random) {
+        let total: u64 = self.machines.iter().map(|machine| machine.inventory.gpus.len() as u64).sum();
+        for name in ["red", "blue"] {
+            let limited = random.per_mille(600);
+            let gpus = if limited { random.between(2, total) } else { total };
+            let mut spec = json!({ "priority": random.between(0, 1) });
+            if limited {
+                spec["capability"] = json!({ "nvidia.com/gpu": gpus });
+            }
+            self.queues.push((name.to_owned(), gpus));
+            self.first.push(Object::new(Kind::Queue, "", name).with_spec(spec));
+        }
+        self.queues.push(("default".to_owned(), total));
+        let class = json!({ "value": 1000, "globalDefault": false });
+        self.first.push(Object::new(Kind::PriorityClass, "", "urgent").with_spec(class));
+        if self.has_plain_node {
+            let spec = json!({ "allocatable": { "cpu": "8", "memory": "32Gi" } });
+            self.first.push(Object::new(Kind::Node, "", "plain").with_spec(spec));
+        }
+    }
+
+    /// Pods of this size that the cluster takes when it is empty: of one GPU model.
+    fn room(&self, gpus: u64) -> u64 {
+        if gpus == 0 {
+            return u64::MAX;
+        }
+        let mut by_model: BTreeMap<&str, u64> = BTreeMap::new();
+        for machine in &self.machines {
+            let Some(first) = machine.inventory.gpus.first() else { continue };
+            *by_model.entry(first.model.as_str()).or_default() += machine.inventory.gpus.len() as u64 / gpus;
+        }
+        by_model.into_values().max().unwrap_or(0)
+    }
+
+    fn draw_gang(&mut self, random: &mut Random, number: u64, within_ms: u64) {
+        let gpus = random.pick(&[0, 1, 1, 2, 2, 4, 4, 8]).copied().unwrap_or(1);
+        let wanted = random.between(1, 5);
+        let index = random.index(self.queues.len());
+        let (queue, ceiling) = self.queues[index].clone();
+        let at = random.between(0, within_ms * 3 / 4);
+        let mut plan = Plan {
+            pods: wanted,
+            minimum: 0,
+            gpus,
+            name: format!("gang-{number}"),
+            queue,
+            priority: random.per_mille(250).then_some("urgent"),
+            selector: Value::Null,
+            run_for_ms: (!random.per_mille(150)).then(|| random.between(1, 25) * 1000),
+            at,
+        };
+        if random.per_mille(120) {
+            Self::make_impossible(random, &mut plan);
+        } else {
+            plan.pods = plan.pods.min(self.room(gpus)).min(ceiling.checked_div(gpus).unwrap_or(u64::MAX));
+            if plan.pods == 0 {
+                plan.pods = 1;
+                plan.gpus = 1;
+            }
+        }
+        plan.minimum =
+            if random.per_mille(250) { random.between(1, plan.pods) } else { plan.pods };
+        self.work_ms += plan.run_for_ms.unwrap_or(0) * plan.pods * 2;
+        match random.between(0, 9) {
+            0..=3 => self.job(random, &plan),
+            4..=7 => self.group(random, &plan, within_ms),
+            _ => self.bare(random, &plan),
+        }
+    }
+
+    fn make_impossible(random: &mut Random, plan: &mut Plan) {
+        plan.name = format!("{NEVER}-{}", plan.name);
+        match random.between(0, 3) {
+            0 => plan.gpus = 16,
+            1 => plan.queue = "nobodys".to_owned(),
+            2 => plan.priority = Some("unheard-of"),
+            _ => plan.selector = json!({ "zone": "nowhere" }),
+        }
+    }
+
+    fn finish(&mut self, random: &mut Random, plan: &Plan, kind: Kind, names: &[String]) {
+        let deletions = names.iter().map(|name| Step::Delete(kind, name.clone()));
+        if plan.run_for_ms.is_none() {
+            self.last.extend(deletions);
+        } else if random.per_mille(120) {
+            let first = plan.at + random.between(0, 40_000);
+            for deletion in deletions {
+                self.steps.push((Time(first + random.between(0, 500)), deletion));
+            }
+        }
+    }
+
+    fn job(&mut self, random: &mut Random, plan: &Plan) {
+        let mut spec = json!({
+            "schedulerName": "volcano",
+            "minAvailable": plan.minimum,
+            "queue": plan.queue,
+            "tasks": [{ "name": "worker", "replicas": plan.pods, "template": { "spec": pod_spec(plan) } }],
+        });
+        if let Some(class) = plan.priority {
+            spec["priorityClassName"] = json!(class);
+        }
+        let mut object = Object::new(Kind::Job, NAMESPACE, &plan.name).with_spec(spec);
+        annotate(&mut object, plan);
+        self.steps.push((Time(plan.at), Step::Create(Box::new(object))));
+        self.finish(random, plan, Kind::Job, std::slice::from_ref(&plan.name));
+    }
+
+    fn group(&mut self, random: &mut Random, plan: &Plan, within_ms: u64) {
+        let mut spec = json!({ "minMember": plan.minimum, "queue": plan.queue });
+        if let Some(class) = plan.priority {
+            spec["priorityClassName"] = json!(class);
+        }
+        let object = Object::new(Kind::PodGroup, NAMESPACE, &plan.name).with_spec(spec);
+        self.steps.push((Time(plan.at), Step::Create(Box::new(object))));
+        let mut names = Vec::new();
+        let trickle = random.per_mille(200);
+        for index in 0..plan.pods {
+            let name = format!("{}-{index}", plan.name);
+            let mut pod = Object::new(Kind::Pod, NAMESPACE, &name).with_spec(pod_spec(plan));
+            annotate(&mut pod, plan);
+            pod.metadata.annotations.insert(GROUP_NAME.to_owned(), plan.name.clone());
+            let late = random.between(0, if trickle { within_ms / 4 } else { 20 });
+            self.steps.push((Time(plan.at + late), Step::Create(Box::new(pod))));
+            names.push(name);
+        }
+        self.finish(random, plan, Kind::Pod, &names);
+        if random.per_mille(50) {
+            let at = plan.at + random.between(0, 30_000);
+            self.steps.push((Time(at), Step::Delete(Kind::PodGroup, plan.name.clone())));
+            self.last.extend(names.iter().map(|name| Step::Delete(Kind::Pod, name.clone())));
+        }
+    }
+
+    fn bare(&mut self, random: &mut Random, plan: &Plan) {
+        let mut pod = Object::new(Kind::Pod, NAMESPACE, &plan.name).with_spec(pod_spec(plan));
+        annotate(&mut pod, plan);
+        pod.metadata.annotations.insert(QUEUE_NAME.to_owned(), plan.queue.clone());
+        self.steps.push((Time(plan.at), Step::Create(Box::new(pod))));
+        self.finish(random, plan, Kind::Pod, std::slice::from_ref(&plan.name));
+    }
+}
+
+fn annotate(object: &mut Object, plan: &Plan) {
+    if let Some(run_for) = plan.run_for_ms {
+        object.metadata.annotations.insert(RUN_FOR.to_owned(), format!("{}s", run_for / 1000));
+    }
+}
+
+fn pod_spec(plan: &Plan) -> Value {
+    let mut limits = json!({ "cpu": "1", "memory": "1Gi" });
+    if plan.gpus > 0 {
+        limits["nvidia.com/gpu"] = json!(plan.gpus);
+    }
+    let mut spec = json!({
+        "schedulerName": "phalanx",
+        "containers": [{ "name": "main", "image": "example/image", "resources": { "limits": limits } }],
+    });
+    if let Some(class) = plan.priority {
+        spec["priorityClassName"] = json!(class);
+    }
+    if plan.selector.is_object() {
+        spec["nodeSelector"] = plan.selector.clone();
+    }
+    spec
+}
+
+fn machines(random: &mut Random) -> Vec<Machine> {
+    let two_models = random.per_mille(300);
+    let count = random.between(2, 5);
+    (0..count)
+        .map(|number| {
+            let gpus = if random.per_mille(500) { 8 } else { 4 };
+            let model = if two_models && number % 2 == 1 { "L40S" } else { "H100" };
+            Machine {
+                name: NodeName::from(format!("node-{number}")),
+                inventory: inventory(number, gpus, model),
+            }
+        })
+        .collect()
+}
+
+fn inventory(node: u64, gpus: u32, model: &str) -> Inventory {
+    let gpu = |index: u32| Gpu {
+        id: GpuId(u128::from(node + 1) << 64 | u128::from(index)),
+        index,
+        model: model.to_owned(),
+        memory_mib: Some(81_920),
+        pci_bus_id: format!("0000:{index:02x}:00.0"),
+        numa: Some(index / 4),
+        health: GpuHealth::Healthy,
+    };
+    let link = |left: u32, right: u32| GpuLink {
+        nvlinks: if left / 4 == right / 4 && left != right { 12 } else { 0 },
+        pcie: if left == right { PcieLevel::Pix } else { PcieLevel::Node },
+    };
+    Inventory {
+        driver: "580.1".to_owned(),
+        gpus: (0..gpus).map(gpu).collect(),
+        links: (0..gpus).map(|left| (0..gpus).map(|right| link(left, right)).collect()).collect(),
+        ..Inventory::empty(64_000, 512 << 30)
+    }
+}

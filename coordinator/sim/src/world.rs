@@ -1,0 +1,393 @@
+//! The world: virtual time, everything that is due, and the order in which it happens.
+
+use std::collections::BTreeMap;
+
+use phalanx_common::ids::{NodeName, PodUid};
+use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::{FromAgent, ToAgent};
+use phalanx_coordinator::api::faults::FaultPlan;
+use phalanx_coordinator::api::store::node_name;
+use phalanx_coordinator::api::{Kind, Mutation, ObjectKey, Preconditions};
+use phalanx_core::Settings;
+use phalanx_core::event::Event;
+
+use crate::agent::Host;
+use crate::checkers::liveness::is_done;
+use crate::checkers::{Checkers, End};
+use crate::coordinator::{Flight, Lane, Process};
+use crate::facts::Facts;
+use crate::fake_api::FakeApi;
+use crate::log::Log;
+use crate::network::Link;
+use crate::options::{Options, Rates};
+use crate::random::Random;
+use crate::workload::{NAMESPACE, Step, Workload};
+
+/// After the faults stop: pods that would run for ever are deleted at this distance.
+const LAST_DELETIONS_MS: u64 = 5_000;
+/// Slack for deadlines, retries and quarantines beyond the work itself.
+const SLACK_MS: u64 = 400_000;
+/// At the end nothing may happen for so long.
+const QUIET_MS: u64 = 60_000;
+/// Time for the last statuses before the quiet begins.
+const CALM_MS: u64 = 30_000;
+/// More steps than any sane run takes: a loop without progress in time.
+const MOST_STEPS: u64 = 60_000;
+
+/// Something that is due.
+#[derive(Debug)]
+pub(crate) enum Happening {
+    /// A user does something.
+    User(Step),
+    /// The coordinator starts.
+    CoordinatorStarts,
+    /// The coordinator's core does a pass: facts came in, or a deadline is here.
+    Pass { incarnation: u64 },
+    /// The coordinator reads changes for its core.
+    Feed { incarnation: u64 },
+    /// The coordinator's stand-in for the kubelet looks at pods and jobs.
+    Look { incarnation: u64 },
+    /// A call of the coordinator reaches the API.
+    CallLands { flight: u64 },
+    /// The answer to a call is there.
+    Answer { incarnation: u64, lane: Lane, event: Option<Box<Event>> },
+    /// An agent starts.
+    AgentStarts { node: NodeName },
+    /// An agent tries to connect.
+    Dial { node: NodeName, life: u64 },
+    /// A ledger was written, or not.
+    Written { node: NodeName, life: u64, revision: u64 },
+    /// A deadline of the agent's core.
+    Tick { node: NodeName, life: u64 },
+    /// A pod's time is over, or it has stopped.
+    PodOver { node: NodeName, run: u64, stopped: bool },
+    /// The agent hears of it.
+    PodTold { node: NodeName, life: u64, pod: PodUid, stopped: bool },
+    /// A message arrives.
+    ToAgent { link: u64, message: Box<ToAgent> },
+    /// A message arrives.
+    ToCoordinator { link: u64, message: Box<FromAgent> },
+    /// The agent notices that a connection is gone.
+    AgentNotices { link: u64 },
+    /// The coordinator notices that a connection is gone.
+    CoordinatorNotices { link: u64 },
+    /// From now on nothing goes wrong.
+    FaultsStop,
+}
+
+/// A run that went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The checker, or `coordinator-core` and `agent-core` for the machines' own invariants.
+    pub checker: &'static str,
+    /// When, in milliseconds of virtual time.
+    pub at_ms: u64,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// What went wrong, if anything.
+    pub failure: Option<Failure>,
+    /// Hash of the log.
+    pub log_hash: u64,
+    /// The log, where it was kept.
+    pub lines: Vec<String>,
+    /// What was reached, and how often.
+    pub counts: BTreeMap<String, u64>,
+    /// Steps done.
+    pub steps: u64,
+}
+
+/// Everything.
+pub(crate) struct World {
+    pub(crate) now: Time,
+    pub(crate) options: Options,
+    pub(crate) rates: Rates,
+    pub(crate) settings: Settings,
+    pub(crate) random: Random,
+    pub(crate) log: Log,
+    pub(crate) facts: Facts,
+    pub(crate) api: FakeApi,
+    pub(crate) process: Option<Process>,
+    pub(crate) hosts: BTreeMap<NodeName, Host>,
+    pub(crate) links: BTreeMap<u64, Link>,
+    pub(crate) flights: BTreeMap<u64, Flight>,
+    pub(crate) failure: Option<Failure>,
+    pub(crate) faults: bool,
+    /// Leases or runs changed since the checkers looked.
+    pub(crate) is_changed: bool,
+    /// Calls that reached the API and wrote something.
+    pub(crate) writes: u64,
+    due: BTreeMap<(Time, u64), Happening>,
+    serial: u64,
+    checkers: Checkers,
+    last: Vec<Step>,
+    work_ms: u64,
+    faults_stop: Time,
+}
+
+/// Runs a seed to its end.
+#[must_use]
+pub fn run(options: Options) -> Report {
+    let mut world = World::new(options);
+    let steps = world.run();
+    Report {
+        seed: options.seed,
+        failure: world.failure,
+        log_hash: world.log.hash(),
+        lines: world.log.lines().to_vec(),
+        counts: world.log.counts,
+        steps,
+    }
+}
+
+impl World {
+    fn new(options: Options) -> Self {
+        let mut random = Random::new(options.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed);
+        let drawn = Rates::drawn(&mut random);
+        let rates = options.rates.unwrap_or(drawn);
+        let faults_stop = Time(random.between(40, 90) * 1000);
+        let workload = Workload::drawn(&mut random, faults_stop.0);
+        let binding_deadline_ms = random.pick(&[12, 30, 120]).copied().unwrap_or(120);
+        let settings = Settings {
+            binding_deadline_ms: Millis::from_seconds(binding_deadline_ms),
+            ..Settings::default()
+        };
+        let mut world = Self {
+            now: Time(0),
+            options,
+            rates,
+            settings,
+            api: FakeApi::new(FaultPlan::seeded(random.bits(), rates.api)),
+            random,
+            log: Log::new(options.trace),
+            facts: Facts::default(),
+            process: None,
+            hosts: BTreeMap::new(),
+            links: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            failure: None,
+            faults: true,
+            is_changed: true,
+            writes: 0,
+            due: BTreeMap::new(),
+            serial: 0,
+            checkers: Checkers::default(),
+            last: workload.last,
+            work_ms: workload.work_ms,
+            faults_stop,
+        };
+        for object in workload.first {
+            world.user(Step::Create(Box::new(object)));
+        }
+        for machine in workload.machines {
+            let name = machine.name.clone();
+            world.hosts.insert(name.clone(), Host::new(machine));
+            let delay = world.random.between(0, 2000);
+            world.after(delay, Happening::AgentStarts { node: name });
+        }
+        world.after(10, Happening::CoordinatorStarts);
+        world.after(faults_stop.0, Happening::FaultsStop);
+        for (at, step) in workload.steps {
+            world.after(at.0, Happening::User(step));
+        }
+        world
+    }
+
+    /// Makes something happen after so many milliseconds.
+    pub(crate) fn after(&mut self, delay_ms: u64, happening: Happening) {
+        self.serial += 1;
+        self.due.insert((Time(self.now.0 + delay_ms), self.serial), happening);
+    }
+
+    /// A number of its own: of a connection, a flight, a run.
+    pub(crate) fn next_number(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    /// True in so many of 1000 cases, while faults happen at all.
+    pub(crate) fn goes_wrong(&mut self, rate: u32) -> bool {
+        self.faults && self.random.per_mille(rate)
+    }
+
+    /// Something is wrong: the run ends.
+    pub(crate) fn fail(&mut self, checker: &'static str, message: String) {
+        if self.failure.is_none() {
+            self.failure = Some(Failure { checker, at_ms: self.now.0, message });
+        }
+    }
+
+    fn run(&mut self) -> u64 {
+        let mut steps = 0;
+        let deadline = Time(self.faults_stop.0 + self.work_ms + SLACK_MS);
+        let mut quiet_from: Option<(Time, u64)> = None;
+        while self.failure.is_none() {
+            let Some(((at, _), happening)) = self.due.pop_first() else { break };
+            self.now = at;
+            steps += 1;
+            self.step(happening);
+            self.check();
+            if steps > MOST_STEPS {
+                self.fail("liveness", format!("{MOST_STEPS} steps and no end"));
+            }
+            if self.faults || self.failure.is_some() {
+                continue;
+            }
+            match quiet_from {
+                None if self.now >= deadline || is_done(&self.facts) && self.last.is_empty() => {
+                    quiet_from = Some((Time(self.now.0 + CALM_MS), 0));
+                    self.after(CALM_MS, Happening::FaultsStop);
+                    self.after(CALM_MS + QUIET_MS, Happening::FaultsStop);
+                }
+                Some((from, _)) if self.now >= from + Millis(QUIET_MS) => break,
+                Some((from, 0)) if self.now >= from => quiet_from = Some((from, self.writes.max(1))),
+                None | Some(_) => {}
+            }
+        }
+        if self.failure.is_none() {
+            let writes_before = quiet_from.map_or(0, |(_, writes)| writes);
+            self.check_end(self.writes.saturating_sub(writes_before));
+        }
+        steps
+    }
+
+    fn step(&mut self, happening: Happening) {
+        match happening {
+            Happening::User(step) => self.user(step),
+            Happening::CoordinatorStarts => self.start_coordinator(),
+            Happening::Pass { incarnation } => self.pass(incarnation),
+            Happening::Feed { incarnation } => self.feed(incarnation),
+            Happening::Look { incarnation } => self.look(incarnation),
+            Happening::CallLands { flight } => self.call_lands(flight),
+            Happening::Answer { incarnation, lane, event } => {
+                self.answer(incarnation, &lane, event.map(|event| *event));
+            }
+            Happening::AgentStarts { node } => self.start_agent(&node),
+            Happening::Dial { node, life } => self.dial(&node, life),
+            Happening::Written { node, life, revision } => self.written(&node, life, revision),
+            Happening::Tick { node, life } => self.tick(&node, life),
+            Happening::PodOver { node, run, stopped } => self.pod_over(&node, run, stopped),
+            Happening::PodTold { node, life, pod, stopped } => self.pod_told(&node, life, pod, stopped),
+            Happening::ToAgent { link, message } => self.reach_agent(link, *message),
+            Happening::ToCoordinator { link, message } => self.reach_coordinator(link, *message),
+            Happening::AgentNotices { link } => self.agent_notices(link),
+            Happening::CoordinatorNotices { link } => self.coordinator_notices(link),
+            Happening::FaultsStop => self.stop_faults(),
+        }
+        self.disturb();
+    }
+
+    /// Crashes and breaks that come from nowhere.
+    fn disturb(&mut self) {
+        let rates = self.rates;
+        if self.goes_wrong(rates.coordinator_crash) {
+            self.crash_coordinator();
+        }
+        if self.goes_wrong(rates.agent_crash)
+            && let Some(node) = self.some_node()
+        {
+            self.crash_agent(&node);
+        }
+        if self.goes_wrong(rates.link_break)
+            && let Some(node) = self.some_node()
+            && let Some(link) = self.hosts.get(&node).and_then(|host| host.link)
+        {
+            self.break_link(link);
+        }
+        if self.goes_wrong(rates.gpu_lost)
+            && let Some(node) = self.some_node()
+        {
+            self.lose_gpu(&node);
+        }
+    }
+
+    fn some_node(&mut self) -> Option<NodeName> {
+        let names: Vec<NodeName> = self.hosts.keys().cloned().collect();
+        self.random.pick(&names).cloned()
+    }
+
+    /// Nothing goes wrong any more. Connections of the bad time end, as streams do that lost something.
+    fn stop_faults(&mut self) {
+        if !self.faults {
+            return;
+        }
+        self.faults = false;
+        self.api.faults.stop();
+        self.log.line(self.now, format_args!("faults stop"));
+        let links: Vec<u64> = self.hosts.values().filter_map(|host| host.link).collect();
+        for link in links {
+            self.break_link(link);
+        }
+        let nodes: Vec<NodeName> = self.hosts.keys().cloned().collect();
+        for node in nodes {
+            self.heal_gpus(&node);
+        }
+        let first = LAST_DELETIONS_MS;
+        for (at, step) in std::mem::take(&mut self.last).into_iter().enumerate() {
+            self.after(first + at as u64, Happening::User(step));
+        }
+    }
+
+    fn user(&mut self, step: Step) {
+        let mutation = match step {
+            Step::Create(object) => Mutation::Create(object),
+            Step::Delete(kind, name) => Mutation::Delete {
+                key: ObjectKey::new(kind, NAMESPACE, &name),
+                preconditions: Preconditions::default(),
+            },
+            Step::DeleteSomePod(choice) => {
+                let (pods, _) = self.api.store.list(Some(Kind::Pod));
+                let bound: Vec<_> = pods.iter().filter(|pod| node_name(pod).is_some()).collect();
+                let among = if choice % 3 == 0 || bound.is_empty() { pods.iter().collect() } else { bound };
+                let at = usize::try_from(choice >> 8).unwrap_or(0) % among.len().max(1);
+                let Some(pod) = among.get(at) else { return };
+                Mutation::Delete { key: pod.key(), preconditions: Preconditions::default() }
+            }
+        };
+        self.log.line(self.now, format_args!("user: {} {}", mutation.verb(), mutation.target()));
+        self.log.count(&format!("user {}", mutation.verb()));
+        // What is to be deleted may be gone: that is the user's own affair.
+        let _ = self.api.write(None, mutation, self.now);
+        self.api_changed();
+    }
+
+    /// After a write: whoever follows the API is woken.
+    pub(crate) fn api_changed(&mut self) {
+        if self.api.tell(&mut self.facts) {
+            self.is_changed = true;
+            self.writes += 1;
+            self.wake_readers();
+        }
+    }
+
+    fn check(&mut self) {
+        if !self.is_changed || self.failure.is_some() {
+            return;
+        }
+        self.is_changed = false;
+        self.facts.now = self.now;
+        self.refresh_leases();
+        if let Err((checker, message)) = self.checkers.step(&self.facts) {
+            self.fail(checker, message);
+        }
+        self.facts.started.clear();
+    }
+
+    fn check_end(&mut self, late_writes: u64) {
+        let Some(process) = &self.process else {
+            self.fail("liveness", "the coordinator did not come back".to_owned());
+            return;
+        };
+        let view = process.core.view();
+        let end = End { facts: &self.facts, view: &view, late_writes };
+        if let Err((checker, message)) = Checkers::end(&end) {
+            self.fail(checker, message);
+        }
+    }
+}
