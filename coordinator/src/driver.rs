@@ -19,7 +19,7 @@ use phalanx_core::event::Event;
 use tokio::sync::{mpsc, watch};
 
 pub use self::input::{Input, Inputs, Question, Senders, channels};
-use crate::agents::{AgentInput, Outbox};
+use crate::agents::{AgentInput, NotSent, Outbox};
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::progress::{Narrator, Progress, Subject};
@@ -212,11 +212,16 @@ impl Driver {
         self.parts.metrics.action(&action.command);
         self.narrator.tell(at, &action.command, &self.parts.progress);
         match action.command {
-            Command::Send { node, session, message } => {
-                if !self.sessions.send(session, &node, *message) {
+            Command::Send { node, session, message } => match self.sessions.send(session, &node, *message) {
+                Ok(()) => {}
+                Err(NotSent::Gone) => {
                     self.parts.metrics.unsent.inc();
                 }
-            }
+                Err(NotSent::Slow) => {
+                    tracing::warn!(%node, session, "the agent is too slow: its connection is ended");
+                    self.parts.metrics.slow_agents.inc();
+                }
+            },
             Command::Warn { message } => tracing::warn!("{message}"),
             command => self.backlog.push_back(Action { id: action.id, command }),
         }
@@ -260,17 +265,8 @@ impl Sessions {
         last
     }
 
-    /// False where the message was not taken.
-    fn send(&self, session: u64, node: &NodeName, message: ToAgent) -> bool {
-        let Some(outbox) = self.outboxes.get(&session) else {
-            return false;
-        };
-        match outbox.send(message) {
-            Ok(()) => true,
-            Err(why) => {
-                tracing::warn!(%node, session, ?why, "a message was not sent");
-                false
-            }
-        }
+    fn send(&self, session: u64, node: &NodeName, message: ToAgent) -> Result<(), NotSent> {
+        let outbox = self.outboxes.get(&session).filter(|_| self.newest.get(node) == Some(&session));
+        outbox.map_or(Err(NotSent::Gone), |outbox| outbox.send(message))
     }
 }

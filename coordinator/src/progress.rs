@@ -113,3 +113,48 @@ impl Narrator {
         self.told.remove(gang);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use phalanx_core::action::GangStatus;
+    use phalanx_core::reason::Reason;
+
+    use super::*;
+
+    #[test]
+    fn the_ring_keeps_the_newest_and_counts_on() {
+        let progress = Progress::default();
+        for number in 0..KEPT + 5 {
+            progress.add(Time(number as u64), Subject::Node, "n1", "connected");
+        }
+        let all = progress.after(0);
+        assert_eq!((all.len(), all[0].number, all[KEPT - 1].number), (KEPT, 6, 1005));
+        assert_eq!(progress.after(1003).iter().map(|entry| entry.number).collect::<Vec<_>>(), [1004, 1005]);
+        assert!(progress.after(u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn only_moves_are_told() {
+        let gang = GangName::new("default", "g");
+        let (progress, mut narrator) = (Progress::default(), Narrator::default());
+        let mut tell = |phase, reason: Option<Reason>, running| {
+            let status = Box::new(GangStatus { phase, reason, running, succeeded: 0, failed: 0 });
+            let command = Command::SetGangStatus { gang: gang.clone(), uid: Arc::from("u"), status };
+            narrator.tell(Time(1), &command, &progress);
+        };
+        let waits = || Some(Reason::NoSuchQueue { queue: "q".into() });
+        tell(GangPhase::Pending, waits(), 0);
+        tell(GangPhase::Pending, waits(), 0);
+        tell(GangPhase::Inqueue, None, 0);
+        tell(GangPhase::Running, None, 1);
+        tell(GangPhase::Running, None, 2);
+        let texts: Vec<String> = progress.after(0).into_iter().map(|entry| entry.text).collect();
+        assert_eq!(texts.len(), 3, "{texts:?}");
+        assert!(texts[0].starts_with("Pending: "), "{texts:?}");
+        assert_eq!(texts[1..], ["Pending -> Inqueue", "Inqueue -> Running"]);
+        narrator.forget(&gang);
+        assert!(narrator.told.is_empty());
+    }
+}

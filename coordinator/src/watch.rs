@@ -114,3 +114,94 @@ async fn pause(error: &ApiError) {
     tracing::warn!(%error, "the API could not be read; trying again");
     tokio::time::sleep(RETRY).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::api::embedded::EmbeddedApi;
+    use crate::api::faults::{Call, Fault, FaultPlan, FaultyApi};
+    use crate::api::{Kind, Mutation, Preconditions};
+
+    type Faulty = FaultyApi<EmbeddedApi>;
+
+    async fn started(directory: &Path) -> (Faulty, Watcher<Faulty>) {
+        let api = FaultyApi::new(EmbeddedApi::open(&directory.join("objects")).unwrap(), FaultPlan::none());
+        create(&api, "a").await;
+        create(&api, "b").await;
+        let (watcher, listed) = Watcher::start(api.clone(), Arc::new(Metrics::default())).await.unwrap();
+        assert_eq!(listed.iter().map(|object| object.metadata.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        (api, watcher)
+    }
+
+    async fn create(api: &Faulty, name: &str) {
+        api.mutate(Mutation::Create(Box::new(Object::new(Kind::Queue, "", name)))).await.unwrap();
+    }
+
+    async fn delete(api: &Faulty, name: &str) {
+        let key = ObjectKey::new(Kind::Queue, "", name);
+        api.mutate(Mutation::Delete { key, preconditions: Preconditions::default() }).await.unwrap();
+    }
+
+    fn texts(changes: Option<Vec<Change>>) -> Vec<String> {
+        let text = |change: &Change| match &change.body {
+            ChangeBody::Applied(object) => format!("+{}", object.metadata.name),
+            ChangeBody::Deleted { key, .. } => format!("-{}", key.name),
+        };
+        changes.unwrap().iter().map(text).collect()
+    }
+
+    #[tokio::test]
+    async fn changes_come_in_order_and_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (api, mut watcher) = started(directory.path()).await;
+        create(&api, "c").await;
+        delete(&api, "a").await;
+        assert_eq!(texts(watcher.next().await), ["+c", "-a"]);
+        let waiting = tokio::spawn(async move { texts(watcher.next().await) });
+        create(&api, "d").await;
+        assert_eq!(waiting.await.unwrap(), ["+d"]);
+    }
+
+    #[tokio::test]
+    async fn after_a_gap_the_difference_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let (api, mut watcher) = started(directory.path()).await;
+        create(&api, "c").await;
+        delete(&api, "a").await;
+        // The same name again is another object: the old one must be told as gone.
+        delete(&api, "b").await;
+        create(&api, "b").await;
+        api.with_plan(|plan| plan.push(Call::Watch, Fault::WatchGap));
+        assert_eq!(texts(watcher.next().await), ["-a", "-b", "+b", "+c"]);
+        assert_eq!(watcher.metrics.relists.get(), 1);
+        create(&api, "d").await;
+        assert_eq!(texts(watcher.next().await), ["+d"]);
+    }
+
+    #[tokio::test]
+    async fn a_gap_without_a_difference_tells_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let (api, mut watcher) = started(directory.path()).await;
+        api.with_plan(|plan| plan.push(Call::Watch, Fault::WatchGap));
+        let early = tokio::time::timeout(Duration::from_millis(300), watcher.next()).await;
+        assert!(early.is_err(), "{early:?}");
+        assert_eq!(watcher.metrics.relists.get(), 1);
+        create(&api, "c").await;
+        assert_eq!(texts(watcher.next().await), ["+c"]);
+    }
+
+    #[tokio::test]
+    async fn reads_that_fail_are_tried_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let (api, mut watcher) = started(directory.path()).await;
+        create(&api, "c").await;
+        api.with_plan(|plan| {
+            plan.push(Call::Watch, Fault::TimedOutNotDone);
+            plan.push(Call::Watch, Fault::WatchGap);
+            plan.push(Call::Read, Fault::StorageFailed);
+        });
+        assert_eq!(texts(watcher.next().await), ["+c"]);
+    }
+}

@@ -265,3 +265,224 @@ fn told<T>(answer: &Result<T, ApiError>) -> Outcome {
     }
     outcome_of(answer)
 }
+
+#[cfg(test)]
+mod tests {
+    use phalanx_core::action::{GangPhase, GangStatus};
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::embedded::EmbeddedApi;
+    use crate::api::faults::{Call, Fault, FaultPlan, FaultyApi};
+
+    struct Bench {
+        _directory: tempfile::TempDir,
+        api: FaultyApi<EmbeddedApi>,
+        writer: Writer,
+        outcomes: mpsc::Receiver<Event>,
+        metrics: Arc<Metrics>,
+        next: u64,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let store = EmbeddedApi::open(&directory.path().join("objects")).unwrap();
+            let api = FaultyApi::new(store, FaultPlan::none());
+            let metrics = Arc::new(Metrics::default());
+            let (sender, outcomes) = mpsc::channel(16);
+            let writer = start(api.clone(), 7, sender, Arc::clone(&metrics), Clock::start());
+            Self { _directory: directory, api, writer, outcomes, metrics, next: 1 }
+        }
+
+        async fn pod(&self, name: &str) -> Arc<Object> {
+            let mut pod = Object::new(Kind::Pod, "default", name).with_spec(json!({
+                "schedulerName": "phalanx",
+                "containers": [{ "name": "main" }],
+            }));
+            pod.metadata.annotations.insert("scheduling.k8s.io/group-name".to_owned(), "gang".to_owned());
+            self.api.mutate(Mutation::Create(Box::new(pod))).await.unwrap()
+        }
+
+        async fn stored(&self, name: &str) -> Arc<Object> {
+            self.api.get(&ObjectKey::new(Kind::Pod, "default", name)).await.unwrap()
+        }
+
+        async fn queue(&mut self, command: Command) {
+            let id = ActionId(self.next);
+            self.next += 1;
+            self.writer.queue.send(Action { id, command }).await.unwrap();
+        }
+
+        async fn event(&mut self, command: Command) -> Event {
+            self.queue(command).await;
+            self.outcomes.recv().await.unwrap()
+        }
+
+        /// Outcome of a command, with its id checked.
+        async fn outcome(&mut self, command: Command) -> Outcome {
+            let expected = ActionId(self.next);
+            match self.event(command).await {
+                Event::ActionDone { action, outcome } if action == expected => outcome,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn name(name: &str) -> GangName {
+        GangName::new("default", name)
+    }
+
+    fn uid(pod: &Object) -> PodUid {
+        PodUid::from(pod.metadata.uid.as_str())
+    }
+
+    fn bind(pod: &Object) -> Command {
+        Command::Bind {
+            pod: uid(pod),
+            name: name(&pod.metadata.name),
+            resource_version: pod.metadata.resource_version,
+            binding: PodBinding { node: "n1".into(), lease: None, gpus: Vec::new() },
+            term: Term { counter: 3, incarnation: 7 },
+        }
+    }
+
+    #[tokio::test]
+    async fn a_binding_is_done_once_and_only_to_the_pod_it_was_made_for() {
+        let mut bench = Bench::new();
+        let pod = bench.pod("a").await;
+        assert_eq!(bench.outcome(bind(&pod)).await, Outcome::Done);
+        assert_eq!(bench.stored("a").await.spec["nodeName"], "n1");
+        assert_eq!(bench.outcome(bind(&pod)).await, Outcome::Conflict);
+        let mut other = Object::clone(&pod);
+        other.metadata.name = "b".to_owned();
+        assert_eq!(bench.outcome(bind(&other)).await, Outcome::NotFound);
+        for (outcome, count) in [("Done", 1), ("Conflict", 1), ("NotFound", 1), ("Unknown", 0)] {
+            assert_eq!(bench.metrics.writes("Bind", outcome), count, "{outcome}");
+        }
+    }
+
+    #[tokio::test]
+    async fn every_fault_has_its_outcome() {
+        let mut bench = Bench::new();
+        for (fault, bound) in [
+            (Fault::Conflict, false),
+            (Fault::Refused, false),
+            (Fault::TimedOutNotDone, false),
+            (Fault::StorageFailed, false),
+            (Fault::TimedOutButDone, true),
+        ] {
+            let pod_name = format!("{fault:?}").to_ascii_lowercase();
+            let pod = bench.pod(&pod_name).await;
+            bench.api.with_plan(|plan| plan.push(Call::Write, fault));
+            let outcome = bench.outcome(bind(&pod)).await;
+            let expected = match fault {
+                Fault::Conflict => Outcome::Conflict,
+                Fault::Refused => {
+                    Outcome::Refused(format!("Pod default/{pod_name}: refused by an admission rule"))
+                }
+                _ => Outcome::Unknown,
+            };
+            assert_eq!(outcome, expected);
+            assert_eq!(bench.stored(&pod_name).await.spec.get("nodeName").is_some(), bound, "{fault:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_fence_write_changes_the_pod_so_that_a_late_binding_meets_a_conflict() {
+        let mut bench = Bench::new();
+        let pod = bench.pod("a").await;
+        let term = Term { counter: 4, incarnation: 7 };
+        let fence = |pod: &Object| Command::FenceWrite { pod: uid(pod), name: name("a"), term };
+        let Event::PodRead { pod: Some(read), .. } = bench.event(fence(&pod)).await else { panic!() };
+        assert!(read.resource_version > pod.metadata.resource_version);
+        assert_eq!(bench.outcome(bind(&pod)).await, Outcome::Conflict);
+        let mut other = Object::clone(&pod);
+        other.metadata.uid = "another".to_owned();
+        assert!(matches!(bench.event(fence(&other)).await, Event::PodRead { pod: None, .. }));
+        bench.api.with_plan(|plan| plan.push(Call::Write, Fault::TimedOutNotDone));
+        assert_eq!(bench.outcome(fence(&pod)).await, Outcome::Unknown);
+    }
+
+    #[tokio::test]
+    async fn reading_a_pod_tells_whether_that_very_pod_is_there() {
+        let mut bench = Bench::new();
+        let pod = bench.pod("a").await;
+        let read = |pod: PodUid| Command::ReadPod { pod, name: name("a") };
+        let Event::PodRead { pod: Some(spec), .. } = bench.event(read(uid(&pod))).await else { panic!() };
+        assert_eq!(spec.gang, name("gang"));
+        assert!(matches!(bench.event(read("old".into())).await, Event::PodRead { pod: None, .. }));
+        bench.api.with_plan(|plan| plan.push(Call::Read, Fault::StorageFailed));
+        assert_eq!(bench.outcome(read(uid(&pod))).await, Outcome::Unknown);
+        let evict = Command::Evict { pod: uid(&pod), name: name("a"), cause: "test".into() };
+        assert_eq!(bench.outcome(evict).await, Outcome::Done);
+        assert!(matches!(bench.event(read(uid(&pod))).await, Event::PodRead { pod: None, .. }));
+    }
+
+    #[tokio::test]
+    async fn the_term_is_raised_however_often_it_must_be_tried() {
+        let mut bench = Bench::new();
+        bench.api.with_plan(|plan| plan.push(Call::Write, Fault::TimedOutButDone));
+        let Event::TermRaised { term } = bench.event(Command::RaiseTerm { above: 41 }).await else {
+            panic!()
+        };
+        assert!(term.counter > 41 && term.incarnation == 7, "{term:?}");
+    }
+
+    #[tokio::test]
+    async fn statuses_go_to_the_gang_of_that_uid_only() {
+        let mut bench = Bench::new();
+        let group = Object::new(Kind::PodGroup, "default", "gang").with_spec(json!({ "minMember": 1 }));
+        let group = bench.api.mutate(Mutation::Create(Box::new(group))).await.unwrap();
+        let status = |uid: &str| Command::SetGangStatus {
+            gang: name("gang"),
+            uid: Arc::from(uid),
+            status: Box::new(GangStatus {
+                phase: GangPhase::Inqueue,
+                reason: None,
+                running: 0,
+                succeeded: 0,
+                failed: 0,
+            }),
+        };
+        assert_eq!(bench.outcome(status("another")).await, Outcome::Conflict);
+        assert_eq!(bench.outcome(status(&group.metadata.uid)).await, Outcome::Done);
+        let stored = bench.api.get(&group.key()).await.unwrap();
+        assert_eq!(stored.status["phase"], "Inqueue");
+    }
+
+    #[tokio::test]
+    async fn writes_of_one_pod_keep_their_order_and_all_are_done_at_the_end() {
+        let mut bench = Bench::new();
+        let mut pods = Vec::new();
+        for number in 0..20 {
+            pods.push(bench.pod(&format!("pod-{number}")).await);
+        }
+        for pod in &pods {
+            bench.queue(bind(pod)).await;
+            let name = name(&pod.metadata.name);
+            bench.queue(Command::ReadPod { pod: uid(pod), name }).await;
+            if bench.outcomes.len() > 8 {
+                assert_in_order(bench.outcomes.recv().await.unwrap());
+            }
+        }
+        let Bench { writer, mut outcomes, .. } = bench;
+        drop(writer.queue);
+        let draining = tokio::spawn(async move {
+            while let Some(event) = outcomes.recv().await {
+                assert_in_order(event);
+            }
+        });
+        writer.done.await.unwrap();
+        draining.await.unwrap();
+    }
+
+    /// What is read after the binding shows the binding.
+    fn assert_in_order(event: Event) {
+        match event {
+            Event::ActionDone { outcome, .. } => assert_eq!(outcome, Outcome::Done),
+            Event::PodRead { pod, .. } => assert!(pod.unwrap().binding.is_some()),
+            other => panic!("{other:?}"),
+        }
+    }
+}
