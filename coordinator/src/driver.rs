@@ -25,8 +25,8 @@ use crate::metrics::Metrics;
 use crate::progress::{Narrator, Progress, Subject};
 use crate::recorder::{Record, Recorder};
 
-/// Inputs taken before a pass is done.
-const BATCH_INPUTS: usize = 1024;
+/// Facts taken before a pass is done; the last input may hold some hundred more.
+const BATCH_FACTS: usize = 1024;
 /// Actions that may wait for the writer before the loop takes no more facts.
 const BACKLOG_ACTIONS: usize = 4096;
 
@@ -95,12 +95,12 @@ impl Driver {
             let mut facts = false;
             let mut taken = 0;
             while let Some(input) = next {
+                taken += input.facts();
                 match input {
                     Input::Stop => return self.parts.recorder,
                     input => facts |= self.take(input),
                 }
-                taken += 1;
-                next = if taken < BATCH_INPUTS { inputs.ready(open) } else { None };
+                next = if taken < BATCH_FACTS { inputs.ready(open) } else { None };
             }
             // Questions alone must not push a deadline away.
             if facts

@@ -141,6 +141,6 @@ async fn an_agent_that_does_not_read_is_cut_off() {
     tokio::time::timeout(PATIENCE, connection.closed()).await.unwrap();
     let gone = tokio::time::timeout(PATIENCE, inputs.recv()).await.unwrap().unwrap();
     assert!(matches!(&gone, AgentInput::Gone { session: number, .. } if *number == session), "{gone:?}");
-    assert_eq!(outbox.send(message), Err(NotSent::Gone));
+    assert!(outbox.send(message).is_err());
     server.stop().await;
 }

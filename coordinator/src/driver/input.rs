@@ -40,6 +40,17 @@ pub enum Input {
     Stop,
 }
 
+impl Input {
+    /// Facts it holds; at least one, so that a stream of inputs without facts ends a batch too.
+    #[must_use]
+    pub fn facts(&self) -> usize {
+        match self {
+            Self::Changes(events) => events.len().max(1),
+            _ => 1,
+        }
+    }
+}
+
 /// A question and where its answer goes.
 #[derive(Debug)]
 pub enum Question {
