@@ -7,7 +7,7 @@ use phalanx_common::ids::{ActionId, GangName, LeaseId, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
 use phalanx_common::queue::PriorityClassSpec;
 use phalanx_common::units::Time;
-use phalanx_common::wire::LeaseReport;
+use phalanx_common::wire::{LeaseReport, LeaseState};
 
 use crate::action::{Action, Command};
 use crate::cluster::{Cluster, NodeIndex};
@@ -32,10 +32,12 @@ pub(crate) enum Pending {
     GangStatus(GangKey),
     /// Status of a queue.
     QueueStatus(QueueName),
+    /// Removal of a gang's plan: tried again when it failed.
+    PlanRemoval(GangName),
 }
 
 /// What a deadline is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     /// An unanswered message.
     Resend(LeaseId),
@@ -43,14 +45,19 @@ pub(crate) enum Timer {
     Gang(GangKey),
     /// End of a node's quarantine.
     Quarantine(NodeIndex),
+    /// A queue's status that could not be written.
+    QueueStatus(QueueName),
+    /// A plan that could not be removed.
+    PlanRemoval(GangName),
 }
 
 impl Timer {
-    const fn reason(self) -> &'static str {
+    const fn reason(&self) -> &'static str {
         match self {
             Self::Resend(_) => "an agent has not answered",
             Self::Gang(_) => "a gang's step is due",
             Self::Quarantine(_) => "a node's quarantine ends",
+            Self::QueueStatus(_) | Self::PlanRemoval(_) => "a write is tried again",
         }
     }
 }
@@ -156,7 +163,7 @@ impl Core {
         if !self.synced {
             return;
         }
-        self.fire_timers(now);
+        self.fire_timers(now, actions);
         // Twice at most in practice: a lease of the coordinator's own ledger that ends frees room at once.
         for _ in 0..CYCLE_ROUNDS {
             self.progress_touched(now, actions);
@@ -216,8 +223,10 @@ impl Core {
         // Agents forget promises of an older term, and refused what was asked under it: ask again.
         let ids: Vec<LeaseId> = self.leases.leases.keys().copied().collect();
         for id in ids {
-            if let Some(lease) = self.leases.leases.get_mut(&id) {
-                lease.sent = None;
+            let Some(lease) = self.leases.leases.get_mut(&id) else { continue };
+            lease.sent = None;
+            if !lease.local && lease.wanted != LeaseState::Gone && lease.known == Some(LeaseState::Reserved) {
+                self.lease_known(id, None);
             }
             self.leases.touched.insert(id);
         }
@@ -231,12 +240,9 @@ impl Core {
         }
     }
 
-    fn fire_timers(&mut self, now: Time) {
-        while let Some((time, timer)) = self.timers.first().copied() {
-            if time > now {
-                return;
-            }
-            self.timers.pop_first();
+    fn fire_timers(&mut self, now: Time, actions: &mut Vec<Action>) {
+        while self.timers.first().is_some_and(|(time, _)| *time <= now) {
+            let Some((_, timer)) = self.timers.pop_first() else { return };
             match timer {
                 Timer::Resend(lease) => {
                     self.leases.touched.insert(lease);
@@ -249,6 +255,10 @@ impl Core {
                         self.cluster.clear_refusals(node);
                     }
                 }
+                Timer::QueueStatus(queue) => {
+                    self.touched_queues.insert(queue);
+                }
+                Timer::PlanRemoval(gang) => self.retry_removal(&gang, actions),
             }
         }
     }

@@ -255,14 +255,9 @@ impl Core {
     fn release_if_ended(&mut self, key: GangKey, uid: &PodUid) {
         let Some(pod) = self.gangs.pods.get(uid) else { return };
         let (Some(lease), true) = (pod.lease, pod_ended(&pod.spec)) else { return };
-        let is_bound = pod.spec.binding.is_some();
         self.end_lease(lease);
-        let round = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.round());
-        let is_pending_member =
-            round.is_some_and(|round| round.members.get(uid).is_some_and(|m| m.bind != BindState::Bound));
-        if is_pending_member || !is_bound {
-            self.drop_member(key, uid);
-        }
+        // Bound or not: its lease goes, and a round must not wait for it.
+        self.drop_member(key, uid);
     }
 
     /// A binding that the API shows ends the wait for the Binding's outcome.

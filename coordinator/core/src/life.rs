@@ -121,8 +121,9 @@ impl Core {
             return;
         }
         let all_ended = tally.all > 0 && tally.succeeded + tally.failed == tally.all;
-        if tally.live > 0 {
-            // Pods that run already: found at a start, or bound by somebody else.
+        if tally.live > 0 || (tally.unplaced > 0 && tally.succeeded > 0 && self.is_satisfied(key)) {
+            // Pods that run already: found at a start, or bound by somebody else. Or the minimum has ended
+            // well already, and what is left goes on one by one.
             self.settle_found(key, now);
         } else if all_ended {
             if kind != PhaseKind::Finished {
@@ -266,7 +267,7 @@ impl Core {
         pods.retain(|uid| pod_table.get(uid).is_some_and(|pod| !pod.spec.phase.is_terminal()));
         fencing.retain(|uid, _| pod_table.contains_key(uid));
         if pods.is_empty() && fencing.is_empty() {
-            self.emit(Command::DeletePlan { gang: name }, actions);
+            self.remove_plan(name, actions);
             let runs_on = self.is_satisfied(key);
             self.set_phase(key, if runs_on { Phase::Running { round: None } } else { Phase::Queued });
             self.touched.insert(key);

@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_common::gang::PodBinding;
-use phalanx_common::ids::{LeaseId, PodUid};
+use phalanx_common::gang::{GangSpec, PodBinding};
+use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
 use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::units::Time;
 use phalanx_common::wire::{Exactness, LeaseReport, LeaseRequest, LeaseState};
 
 use crate::action::{Action, Command};
@@ -22,6 +23,7 @@ impl Core {
     /// Everything stored is known.
     pub(crate) fn recover(&mut self, actions: &mut Vec<Action>) {
         self.synced = true;
+        self.make_lost_gangs();
         let bound: Vec<(GangKey, PodUid)> = self
             .gangs
             .pods
@@ -39,6 +41,30 @@ impl Core {
             self.reconcile(node, reports);
         }
         self.touched.extend(self.gangs.gangs.keys().copied());
+    }
+
+    /// A bound pod whose PodGroup is gone keeps its lease until it ends, as it would have without a restart.
+    /// Its gang is made up, as one that was deleted; what queue it was in is not known any more.
+    fn make_lost_gangs(&mut self) {
+        let pods = self.gangs.pods.values().filter(|pod| pod.spec.binding.is_some());
+        let names: BTreeSet<GangName> = pods.map(|pod| pod.spec.gang.clone()).collect();
+        for name in names {
+            if self.gangs.key(&name).is_some() {
+                continue;
+            }
+            self.apply_gang(GangSpec {
+                name: name.clone(),
+                uid: Arc::from(""),
+                created: Time(0),
+                queue: QueueName::from(""),
+                min_member: 1,
+                min_task_member: BTreeMap::new(),
+                min_resources: None,
+                priority_class: None,
+                mixed_gpu_models: false,
+            });
+            self.delete_gang(&name);
+        }
     }
 
     /// Counts a pod that is bound already, by us in an earlier life or by somebody else.
@@ -121,7 +147,7 @@ impl Core {
                 self.set_phase(key, Phase::Degraded { since, cause, round: None, roll_back_at });
                 self.timers.insert((plan.binding_deadline, Timer::Gang(key)));
             } else {
-                self.emit(Command::DeletePlan { gang: plan.gang.clone() }, actions);
+                self.remove_plan(plan.gang.clone(), actions);
             }
             return;
         };
@@ -164,8 +190,10 @@ impl Core {
         self.set_phase(key, phase);
     }
 
-    /// Brings what an agent holds and what is known here together.
+    /// Brings what an agent holds and what is known here together. What it only promised to an earlier
+    /// leader must be asked for again: it drops that as soon as it hears of this one.
     pub(crate) fn reconcile(&mut self, node: NodeIndex, reports: Vec<LeaseReport>) {
+        let term = self.term.counter;
         let ids: Vec<LeaseId> = self.leases.by_node.get(&node).into_iter().flatten().copied().collect();
         for id in ids {
             let state = Self::report_state(&reports, id).map(|report| report.state);
@@ -175,8 +203,9 @@ impl Core {
                 self.remove_lease(id);
                 continue;
             }
+            let is_void = lease.wanted != LeaseState::Gone && id.term < term;
             self.cluster.attach(node, &taken);
-            self.lease_known(id, state);
+            self.lease_known(id, state.filter(|state| !is_void || *state != LeaseState::Reserved));
         }
         for report in reports {
             if !self.leases.leases.contains_key(&report.lease) {

@@ -199,6 +199,12 @@ impl Core {
                     && let Some(queue) = self.queues.queues.get_mut(&name)
                 {
                     queue.written = None;
+                    self.timers.insert((now + self.settings.resend_ms, Timer::QueueStatus(name)));
+                }
+            }
+            Some(Pending::PlanRemoval(name)) => {
+                if !matches!(outcome, Outcome::Done | Outcome::NotFound) {
+                    self.timers.insert((now + self.settings.resend_ms, Timer::PlanRemoval(name)));
                 }
             }
             None => {}

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::gang::PodBinding;
-use phalanx_common::ids::{LeaseId, PodUid};
+use phalanx_common::ids::{GangName, LeaseId, PodUid};
 use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::units::Time;
 use phalanx_common::wire::{Exactness, LeaseRequest, LeaseState};
@@ -253,13 +253,31 @@ impl Core {
         if self.is_satisfied(key) {
             self.open_start_gate(key);
             self.set_phase(key, Phase::Running { round: None });
-            self.emit(Command::DeletePlan { gang: name }, actions);
+            self.remove_plan(name, actions);
         } else if matches!(self.gangs.gangs[&key].phase, Phase::Placing(_)) {
             let cause = Arc::from("a pod was deleted while the gang was being bound");
             let roll_back_at = Some(round.binding_deadline);
             self.set_phase(key, Phase::Degraded { since: round.deadline, cause, round: None, roll_back_at });
         }
         self.touched.insert(key);
+    }
+
+    /// A plan has done its work. A removal that fails is tried again: a later start would take what is
+    /// left for a placement that was cut short.
+    pub(crate) fn remove_plan(&mut self, gang: GangName, actions: &mut Vec<Action>) {
+        let command = Command::DeletePlan { gang: gang.clone() };
+        self.emit_pending(command, Pending::PlanRemoval(gang), actions);
+    }
+
+    /// Tries a removal again, unless the gang has written a newer plan since.
+    pub(crate) fn retry_removal(&mut self, gang: &GangName, actions: &mut Vec<Action>) {
+        let known = self.gangs.key(gang).and_then(|key| self.gangs.gangs.get(&key));
+        let is_rolled_back = known.is_some_and(|gang| matches!(gang.phase, Phase::Evicting { .. }));
+        let round = known.and_then(|gang| gang.phase.round());
+        let has_plan = round.is_some_and(|round| round.plan_stored || round.plan_write.is_some());
+        if !has_plan && !is_rolled_back {
+            self.remove_plan(gang.clone(), actions);
+        }
     }
 
     /// Lets the gang's bound pods start.
@@ -297,7 +315,7 @@ impl Core {
             }
         }
         if round.plan_stored || round.plan_write.is_some() {
-            self.emit(Command::DeletePlan { gang: name }, actions);
+            self.remove_plan(name, actions);
         }
         self.timers.insert((retry_at, Timer::Gang(key)));
         self.touched.insert(key);

@@ -161,16 +161,19 @@ impl World {
         let Some((at, _)) = host.core.as_ref().and_then(Core::next_deadline) else { return };
         let at = Time(host.boot_at.0 + at.0).max(self.now);
         // A tick that is due earlier looks again.
-        if host.tick.is_some_and(|tick| tick <= at && tick >= self.now) {
+        let at = at.max(Time(self.now.0 + 1));
+        if host.tick.is_some_and(|tick| tick <= at && tick > self.now) {
             return;
         }
         host.tick = Some(at);
         let (delay, life) = ((at - self.now).0, host.life);
-        self.after(delay.max(1), Happening::Tick { node: node.clone(), life });
+        self.after(delay, Happening::Tick { node: node.clone(), life });
     }
 
     pub(crate) fn tick(&mut self, node: &NodeName, life: u64) {
-        let Some(host) = self.hosts.get_mut(node).filter(|host| host.life == life) else { return };
+        let now = self.now;
+        let is_due = |host: &&mut Host| host.life == life && host.tick == Some(now);
+        let Some(host) = self.hosts.get_mut(node).filter(is_due) else { return };
         host.tick = None;
         self.apply_agent(node, Event::Tick);
     }
@@ -296,7 +299,8 @@ impl World {
         let Some(host) = self.hosts.get_mut(node) else { return };
         host.runs.push(Run { pod: pod.clone(), number });
         gpus.sort_unstable();
-        if let Some(other) = self.facts.running.insert(pod.clone(), RunFact { node: node.clone(), lease, gpus })
+        if let Some(other) =
+            self.facts.running.insert(pod.clone(), RunFact { node: node.clone(), lease, gpus })
         {
             self.fail("ownership", format!("pod {pod} starts on {node} and runs on {}", other.node));
         }

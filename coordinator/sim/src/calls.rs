@@ -51,7 +51,9 @@ impl World {
     /// Sends the first action of a lane.
     fn send_call(&mut self, lane: &Lane) {
         let Some(process) = &self.process else { return };
-        let Some(action) = process.lanes.get(lane).and_then(|waiting| waiting.front()).cloned() else { return };
+        let Some(action) = process.lanes.get(lane).and_then(|waiting| waiting.front()).cloned() else {
+            return;
+        };
         let incarnation = process.incarnation;
         let flight = Flight { incarnation, lane: lane.clone(), action, second: None, conflicts: 0 };
         self.launch(flight);
@@ -73,7 +75,8 @@ impl World {
         let fault = if is_alive {
             self.api.faults.decide(if is_read { Call::Read } else { Call::Write })
         } else {
-            self.log.count(&format!("late call of a dead coordinator: {}", command_name(&flight.action.command)));
+            self.log
+                .count(&format!("late call of a dead coordinator: {}", command_name(&flight.action.command)));
             None
         };
         let id = flight.action.id;
@@ -172,18 +175,20 @@ impl World {
     }
 
     /// The write of a call.
-    fn finish_call(&mut self, id: ActionId, flight: &Flight, fault: Option<Fault>, mutation: Mutation) -> Landed {
+    fn finish_call(
+        &mut self,
+        id: ActionId,
+        flight: &Flight,
+        fault: Option<Fault>,
+        mutation: Mutation,
+    ) -> Landed {
         let text = format!("{} {}", mutation.verb(), mutation.target());
         let answer = self.api.write(fault, mutation, self.now);
         self.writes += 1;
-        self.log.line(
-            self.now,
-            format_args!("api: {} {}: {text}: {}", flight.incarnation, id.0, short(&answer)),
-        );
-        let is_overtaken = matches!(
-            answer,
-            Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_))
-        );
+        self.log
+            .line(self.now, format_args!("api: {} {}: {text}: {}", flight.incarnation, id.0, short(&answer)));
+        let is_overtaken =
+            matches!(answer, Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_)));
         let reads_first = matches!(flight.action.command, Command::WritePlan(_));
         let is_alive = self.process.as_ref().is_some_and(|process| process.incarnation == flight.incarnation);
         if reads_first && is_overtaken && is_alive && flight.conflicts < MOST_CONFLICTS {

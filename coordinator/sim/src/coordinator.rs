@@ -100,9 +100,9 @@ impl World {
         for event in events {
             self.record(event, &mut actions);
         }
+        self.plan_pass(self.now.0);
         self.dispatch(actions);
-        self.pass(incarnation);
-        self.after(1, Happening::Look { incarnation });
+        self.plan_look(1);
     }
 
     /// The process ends in the middle of whatever it does. Calls on their way may still land.
@@ -183,7 +183,10 @@ impl World {
     /// One pass of the core.
     pub(crate) fn pass(&mut self, incarnation: u64) {
         let now = self.now;
-        let Some(process) = self.alive(incarnation) else { return };
+        // One that was planned before an earlier one is not needed any more.
+        let Some(process) = self.alive(incarnation).filter(|process| process.pass_at == Some(now)) else {
+            return;
+        };
         process.pass_at = None;
         let mut actions = Vec::new();
         process.core.cycle(now, &mut actions);
@@ -240,13 +243,10 @@ impl World {
         let Some(process) = &mut self.process else { return };
         let incarnation = process.incarnation;
         let feed = !std::mem::replace(&mut process.feed_is_due, true);
-        let kubelet = process.kubelet.wake();
         if feed {
             self.after(delay, Happening::Feed { incarnation });
         }
-        if kubelet {
-            self.after(look, Happening::Look { incarnation });
-        }
+        self.plan_look(look);
     }
 
     /// Changes of the API become facts.

@@ -23,8 +23,8 @@ pub struct GroupFact {
     pub min_member: u32,
     /// Its queue.
     pub queue: String,
-    /// True where a Job made it: its pods are made too.
-    pub of_job: bool,
+    /// UID of the Job that made it: its pods are made too.
+    pub job: Option<String>,
     /// Its status.
     pub status: Value,
 }
@@ -91,13 +91,15 @@ pub struct Facts {
     pub groups: BTreeMap<GangName, GroupFact>,
     /// Pods with a gang.
     pub pods: BTreeMap<PodUid, PodFact>,
+    /// Jobs that have ended, by UID.
+    pub ended_jobs: BTreeSet<String>,
     /// Gangs that have a GangPlan object.
     pub plans: BTreeSet<GangName>,
     /// Ceilings of queues.
     pub capability: BTreeMap<String, Resources>,
     /// Statuses of queues.
     pub queue_status: BTreeMap<String, Value>,
-    /// Names of nodes without an agent and of those with one.
+    /// Pods that really run.
     pub running: BTreeMap<PodUid, RunFact>,
     /// Leases in the agents' memory.
     pub leases: BTreeMap<NodeName, Vec<LeaseFact>>,
@@ -131,6 +133,11 @@ impl Facts {
     }
 
     fn applied(&mut self, object: &Object) {
+        let phase = object.status.get("state").and_then(|state| state.get("phase"));
+        let is_ended = matches!(phase.and_then(Value::as_str), Some("Completed" | "Failed"));
+        if object.kind == Kind::Job && is_ended {
+            self.ended_jobs.insert(object.metadata.uid.clone());
+        }
         if object.kind == Kind::GangPlan {
             self.plans.insert(GangName::new(&object.metadata.namespace, &object.metadata.name));
             return;
@@ -141,11 +148,12 @@ impl Facts {
                 self.queue_status.insert(queue.name.as_str().to_owned(), object.status.clone());
             }
             Some(Event::GangApplied(gang)) => {
+                let owner = object.metadata.owner.as_ref().filter(|owner| owner.kind == Kind::Job);
                 let group = GroupFact {
                     uid: gang.uid.to_string(),
                     min_member: gang.min_member.max(1),
                     queue: gang.queue.as_str().to_owned(),
-                    of_job: object.metadata.owner.as_ref().is_some_and(|owner| owner.kind == Kind::Job),
+                    job: owner.map(|owner| owner.uid.clone()),
                     status: object.status.clone(),
                 };
                 self.groups.insert(gang.name, group);

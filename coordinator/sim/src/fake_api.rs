@@ -110,9 +110,10 @@ impl Follower {
         let (objects, revision) = store.list(None);
         let present: BTreeMap<ObjectKey, (String, u64)> =
             objects.iter().map(|object| (object.key(), version(object))).collect();
-        let gone = self.told.iter().filter(|(key, (uid, _))| {
-            present.get(*key).is_none_or(|(new_uid, _)| new_uid != uid)
-        });
+        let gone = self
+            .told
+            .iter()
+            .filter(|(key, (uid, _))| present.get(*key).is_none_or(|(new_uid, _)| new_uid != uid));
         let mut changes: Vec<Change> = gone
             .map(|(key, (uid, _))| Change {
                 resource_version: revision,

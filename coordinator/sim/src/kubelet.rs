@@ -25,7 +25,7 @@ pub(crate) struct Kubelet {
     ledger: PodLedger,
     jobs: Jobs,
     reports: VecDeque<PodReport>,
-    is_due: bool,
+    look_at: Option<Time>,
 }
 
 impl Kubelet {
@@ -45,14 +45,9 @@ impl Kubelet {
             ledger: PodLedger::default(),
             jobs,
             reports: VecDeque::new(),
-            is_due: true,
+            look_at: None,
         };
         (kubelet, count)
-    }
-
-    /// True where a look must be planned.
-    pub(crate) const fn wake(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_due, true)
     }
 }
 
@@ -62,10 +57,19 @@ impl World {
         let delay = self.random.between(1, 20);
         let Some(process) = &mut self.process else { return };
         process.kubelet.reports.push_back(report);
-        let incarnation = process.incarnation;
-        if process.kubelet.wake() {
-            self.after(delay, Happening::Look { incarnation });
+        self.plan_look(delay);
+    }
+
+    /// Looks in so many milliseconds at the latest.
+    pub(crate) fn plan_look(&mut self, delay_ms: u64) {
+        let at = Time(self.now.0 + delay_ms);
+        let Some(process) = &mut self.process else { return };
+        if process.kubelet.look_at.is_some_and(|look| look <= at) {
+            return;
         }
+        process.kubelet.look_at = Some(at);
+        let incarnation = process.incarnation;
+        self.after(delay_ms, Happening::Look { incarnation });
     }
 
     /// Takes changes and reports, and does what pods and jobs need.
@@ -75,7 +79,10 @@ impl World {
             return;
         };
         let kubelet = &mut process.kubelet;
-        kubelet.is_due = false;
+        if kubelet.look_at != Some(now) {
+            return;
+        }
+        kubelet.look_at = None;
         for change in kubelet.follower.next(&mut self.api) {
             kubelet.jobs.change(&change);
             match change.body {
@@ -105,8 +112,7 @@ impl World {
         let next = wanted.next.map(|at: Time| (at - now).0.max(1));
         let waits = [next, failed.then_some(RETRY_MS), is_behind.then_some(20)];
         if let Some(wait) = waits.into_iter().flatten().min() {
-            // It may be woken before: then it looks twice, which does no harm.
-            self.after(wait, Happening::Look { incarnation });
+            self.plan_look(wait);
         }
     }
 
@@ -127,11 +133,12 @@ impl World {
             self.log.count(&format!("kubelet {}", text.split(' ').next().unwrap_or_default()));
             self.api_changed();
             failed |= match answer {
-                Ok(_)
-                | Err(ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => false,
-                Err(ApiError::Invalid(_) | ApiError::Unknown | ApiError::Storage(_) | ApiError::Gone { .. }) => {
-                    true
+                Ok(_) | Err(ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => {
+                    false
                 }
+                Err(
+                    ApiError::Invalid(_) | ApiError::Unknown | ApiError::Storage(_) | ApiError::Gone { .. },
+                ) => true,
             };
         }
         failed

@@ -48,8 +48,7 @@ impl World {
     fn serial_link(&mut self, node: &NodeName, life: u64, incarnation: u64) {
         let number = self.next_number();
         let newest = [Time(0); 2];
-        let link =
-            Link { node: node.clone(), life, incarnation, session: None, is_broken: false, newest };
+        let link = Link { node: node.clone(), life, incarnation, session: None, is_broken: false, newest };
         self.links.insert(number, link);
         if let Some(host) = self.hosts.get_mut(node) {
             host.link = Some(number);

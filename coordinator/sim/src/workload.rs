@@ -155,8 +155,7 @@ impl Workload {
                 plan.gpus = 1;
             }
         }
-        plan.minimum =
-            if random.per_mille(250) { random.between(1, plan.pods) } else { plan.pods };
+        plan.minimum = if random.per_mille(250) { random.between(1, plan.pods) } else { plan.pods };
         self.work_ms += plan.run_for_ms.unwrap_or(0) * plan.pods * 2;
         match random.between(0, 9) {
             0..=3 => self.job(random, &plan),

@@ -72,6 +72,14 @@ pub fn job(job: &Object, group: Option<&Object>, pods: &[&Object], now: Time, wr
     let wanted = pod_group(job, &fields);
     match group {
         None if ended => return,
+        // Without its pods it would look like a gang that waits for them, and take quota for it.
+        Some(group) if ended && pods.is_empty() => {
+            writes.mutations.push(Mutation::Delete {
+                key: group.key(),
+                preconditions: Preconditions::uid(&group.metadata.uid),
+            });
+            return;
+        }
         None => {
             writes.mutations.push(Mutation::Create(Box::new(wanted)));
             return;

@@ -3,9 +3,14 @@
 use std::collections::BTreeMap;
 
 use phalanx_common::gang::PodPhase;
-use phalanx_common::ids::GangName;
+use phalanx_common::ids::{GangName, PodUid};
+use phalanx_common::units::{Millis, Time};
 
 use crate::facts::Facts;
+
+/// A pod that was deleted counts as bound for so long: the coordinator learns of its deletion later, and decides
+/// by what it knows.
+const LAG_MS: Millis = Millis(8_000);
 
 /// What is remembered of a gang.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +18,8 @@ struct Memory {
     min_member: u32,
     /// Its minimum was bound since it last had no bound pod: what is missing now has ended or was deleted.
     was_whole: bool,
+    /// When each of its pods was last seen bound.
+    bound: BTreeMap<PodUid, Time>,
 }
 
 /// Bound pods of a gang now.
@@ -44,9 +51,17 @@ impl AllOrNothing {
             self.gangs.entry(name.clone()).or_default().min_member = group.min_member;
         }
         self.gangs.retain(|name, _| facts.groups.contains_key(name) || counts.contains_key(name));
+        for (uid, pod) in facts.pods.iter().filter(|(_, pod)| pod.is_live()) {
+            if let Some(memory) = self.gangs.get_mut(&pod.gang) {
+                memory.bound.insert(uid.clone(), facts.now);
+            }
+        }
         for (name, memory) in &mut self.gangs {
             let count = counts.get(name).copied().unwrap_or_default();
-            let bound = count.live + count.succeeded;
+            let succeeded =
+                |uid: &PodUid| facts.pods.get(uid).is_some_and(|pod| pod.phase == PodPhase::Succeeded);
+            memory.bound.retain(|uid, seen| *seen + LAG_MS >= facts.now && !succeeded(uid));
+            let bound = u32::try_from(memory.bound.len()).unwrap_or(u32::MAX) + count.succeeded;
             if count.live == 0 {
                 memory.was_whole = false;
             } else if bound >= memory.min_member {

@@ -22,7 +22,8 @@ fn pods_of<'f>(facts: &'f Facts, gang: &'f GangName) -> impl Iterator<Item = &'f
 /// True where everything that can end has ended.
 #[must_use]
 pub fn is_done(facts: &Facts) -> bool {
-    facts.running.is_empty() && facts.groups.iter().all(|(name, group)| unfinished(facts, name, group).is_none())
+    facts.running.is_empty()
+        && facts.groups.iter().all(|(name, group)| unfinished(facts, name, group).is_none())
 }
 
 /// What of a gang should have run and did not.
@@ -34,7 +35,8 @@ fn unfinished(facts: &Facts, name: &GangName, group: &GroupFact) -> Option<Strin
     if is_impossible(facts, name) {
         return None;
     }
-    if group.of_job && pods().next().is_none() {
+    let awaits_pods = group.job.as_ref().is_some_and(|job| !facts.ended_jobs.contains(job));
+    if awaits_pods && pods().next().is_none() {
         return Some(format!("the pods of gang {name} were never made"));
     }
     let useful = pods().filter(|pod| pod.phase != PodPhase::Failed).count();

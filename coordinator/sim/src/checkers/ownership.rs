@@ -19,10 +19,7 @@ pub fn check(facts: &Facts) -> Result<(), String> {
 }
 
 /// The first GPU that is named twice.
-fn twice<T: std::fmt::Display>(
-    what: &str,
-    claims: impl Iterator<Item = (GpuId, T)>,
-) -> Result<(), String> {
+fn twice<T: std::fmt::Display>(what: &str, claims: impl Iterator<Item = (GpuId, T)>) -> Result<(), String> {
     let mut owners: BTreeMap<GpuId, T> = BTreeMap::new();
     for (gpu, owner) in claims {
         if let Some(other) = owners.get(&gpu) {

@@ -22,7 +22,9 @@ pub fn check(facts: &Facts) -> Result<(), String> {
         for (resource, limit) in capability.iter() {
             let amount = used.amount(resource.as_str());
             if amount > limit {
-                return Err(format!("queue {queue}: its bound pods ask for {amount} {resource}, its ceiling is {limit}"));
+                return Err(format!(
+                    "queue {queue}: its bound pods ask for {amount} {resource}, its ceiling is {limit}"
+                ));
             }
         }
     }
