@@ -5,12 +5,14 @@ mod explain;
 mod objects;
 
 use std::fmt::Display;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -42,6 +44,8 @@ pub struct AdminParts<A> {
     pub progress: Arc<Progress>,
     /// True once everything stored was told to the core.
     pub ready: Arc<AtomicBool>,
+    /// It listens on loopback only.
+    pub loopback: bool,
     /// The queue that exists without an object and cannot be deleted.
     pub default_queue: String,
 }
@@ -64,6 +68,7 @@ pub fn router<A: Api>(parts: AdminParts<A>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES))
+        .layer(middleware::from_fn_with_state(parts.loopback, refuse_browsers))
         .with_state(Arc::new(parts))
 }
 
@@ -121,6 +126,34 @@ impl<A: Api> AdminParts<A> {
     async fn view(&self) -> Result<StateView, Failure> {
         self.ask(Question::View).await
     }
+}
+
+/// A web page that someone on this machine looks at must not reach what needs no password: browsers name the
+/// page in `Origin`, and a name that was made to point at loopback stands in `Host`.
+async fn refuse_browsers(
+    State(loopback): State<bool>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    let headers = request.headers();
+    if headers.contains_key(header::ORIGIN) {
+        return Err(Failure::new(StatusCode::FORBIDDEN, "requests of web pages are not served"));
+    }
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if loopback && !is_loopback_host(host) {
+        let text = format!("Host {host:?} is not this machine's loopback: use 127.0.0.1, [::1] or localhost");
+        return Err(Failure::new(StatusCode::FORBIDDEN, text));
+    }
+    Ok(next.run(request).await)
+}
+
+fn is_loopback_host(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 async fn ready<A: Api>(State(parts): Shared<A>) -> Result<&'static str, Failure> {

@@ -2,7 +2,6 @@
 
 mod endpoints;
 
-use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -191,6 +190,7 @@ impl Coordinator {
                 metrics: Arc::clone(&metrics),
                 progress: Arc::clone(&progress),
                 ready: Arc::clone(&ready),
+                loopback: admin_address.ip().is_loopback(),
                 default_queue: config.settings.default_queue.clone(),
             },
             stopping,
@@ -340,13 +340,11 @@ fn serve_admin<A: Api>(
 ) {
     let router = admin::router(parts);
     others.spawn(async move {
-        tokio::select! {
-            served = axum::serve(listener, router).into_future() => {
-                if let Err(error) = served {
-                    tracing::warn!(%error, "the admin interface has ended");
-                }
-            }
-            _ = stopping.wait_for(|stop| *stop) => {}
+        let stop = async move {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        };
+        if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stop).await {
+            tracing::warn!(%error, "the admin interface has ended");
         }
     });
 }

@@ -29,6 +29,18 @@ pub struct Kind {
     kind: Name,
 }
 
+/// One label: the phase of a gang.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Phase {
+    phase: Name,
+}
+
+/// One label: why something was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Cause {
+    cause: Name,
+}
+
 /// A write to the API and what came of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Write {
@@ -43,8 +55,8 @@ pub struct Metrics {
     events: Family<Kind, Counter>,
     actions: Family<Kind, Counter>,
     writes: Family<Write, Counter>,
-    rejected: Family<Kind, Counter>,
-    gangs: Family<Kind, Gauge>,
+    rejected: Family<Cause, Counter>,
+    gangs: Family<Phase, Gauge>,
     nodes: Gauge,
     gpus: Gauge,
     gpus_held: Gauge,
@@ -136,13 +148,13 @@ impl Metrics {
 
     /// Counts a connection that was not taken.
     pub fn reject(&self, cause: &'static str) {
-        self.rejected.get_or_create(&Kind { kind: Name(cause) }).inc();
+        self.rejected.get_or_create(&Cause { cause: Name(cause) }).inc();
     }
 
     /// How many connections were not taken for this cause.
     #[must_use]
     pub fn rejected(&self, cause: &'static str) -> u64 {
-        self.rejected.get_or_create(&Kind { kind: Name(cause) }).get()
+        self.rejected.get_or_create(&Cause { cause: Name(cause) }).get()
     }
 
     /// Everything as text, with gauges of what the core shows.
@@ -169,7 +181,7 @@ impl Metrics {
         ];
         for phase in phases.map(GangPhase::as_str) {
             let gangs = view.gangs.iter().filter(|gang| &*gang.pod_group_phase == phase).count();
-            self.gangs.get_or_create(&Kind { kind: Name(phase) }).set(count(gangs));
+            self.gangs.get_or_create(&Phase { phase: Name(phase) }).set(count(gangs));
         }
         self.nodes.set(count(view.nodes.len()));
         self.gpus.set(count(view.nodes.iter().map(|node| node.gpus.len()).sum()));

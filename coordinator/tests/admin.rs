@@ -44,7 +44,7 @@ async fn health_readiness_and_numbers() {
         "phalanx_agents_connected 0",
         "phalanx_nodes 0",
         "phalanx_recording 1",
-        "phalanx_gangs{kind=\"Pending\"} 0",
+        "phalanx_gangs{phase=\"Pending\"} 0",
         "# EOF",
     ] {
         assert!(numbers.contains(name), "{name} is missing in:\n{numbers}");
@@ -187,5 +187,26 @@ async fn every_error_is_json_with_the_right_status() {
         (answer.status, answer.error().as_str()),
         (413, "the text is larger than 4 MiB: apply it in parts")
     );
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn web_pages_are_not_served_through_a_browser() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let address = coordinator.admin.to_string();
+    let status = async |headers: &str| {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        let request = format!("GET /v1/state HTTP/1.1\r\n{headers}Connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(status(&format!("Host: {address}\r\n")).await, "200");
+    assert_eq!(status("Host: localhost\r\n").await, "200");
+    assert_eq!(status("Host: evil.example:7411\r\n").await, "403");
+    assert_eq!(status(&format!("Host: {address}\r\nOrigin: http://evil.example\r\n")).await, "403");
     stop(coordinator).await;
 }
