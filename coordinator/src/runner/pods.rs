@@ -175,18 +175,12 @@ fn without_agent(object: &Object, pod: &PodSpec, objects: &Objects, now: Time, w
     }
 }
 
-/// The plan is written before the first pod is bound and stays until the last one is.
+/// The plan is written before the first pod is bound. It is removed when all are, or when the binding was rolled
+/// back: then the pod is deleted before.
 fn gang_is_bound(pod: &PodSpec, objects: &Objects) -> bool {
     let key = ObjectKey::new(Kind::GangPlan, &pod.gang.namespace, &pod.gang.name);
-    let Some(Ok(plan)) = objects.get(&key).map(|object| convert::plan_of_object(object)) else {
-        return true;
-    };
-    plan.pods.iter().all(|planned| {
-        let key = ObjectKey::new(Kind::Pod, &pod.gang.namespace, &planned.name);
-        objects
-            .get(&key)
-            .is_none_or(|object| object.metadata.uid != planned.pod.as_str() || node_name(object).is_some())
-    })
+    let plan = objects.get(&key).map(|object| convert::plan_of_object(object));
+    !matches!(plan, Some(Ok(plan)) if plan.pods.iter().any(|planned| planned.pod == pod.uid))
 }
 
 /// The write that moves a pod forward; none where it is there already or past it.
