@@ -116,8 +116,14 @@ async fn write<A: Api>(api: &A, writes: Vec<Mutation>) -> bool {
     let mut failed = false;
     for mutation in writes {
         let (verb, target) = (mutation.verb(), mutation.target());
+        let creates = matches!(mutation, Mutation::Create(_));
         match api.mutate(mutation).await {
             Ok(_) => {}
+            // Nothing will come by the watch for an object that is not there.
+            Err(error @ ApiError::Conflict(_)) if creates => {
+                tracing::debug!(verb, target, %error, "tried again");
+                failed = true;
+            }
             Err(ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => {
                 tracing::debug!(verb, target, "done already, or not needed any more");
             }

@@ -178,7 +178,9 @@ impl Core {
         let tally = self.gangs.tally(&gang.spec.name);
         let has_round = gang.phase.round().is_some();
         let roll_back = matches!(gang.phase, Phase::Degraded { roll_back_at: Some(at), .. } if at <= now);
-        let deleted = gang.deleted;
+        // A binding that was cut short: its plan stands until it is completed or rolled back.
+        let cut_short = matches!(gang.phase, Phase::Degraded { roll_back_at: Some(_), .. });
+        let (name, deleted) = (gang.spec.name.clone(), gang.deleted);
         if has_round {
             self.set_waiting(key, false);
             self.progress_round(key, now, actions);
@@ -202,14 +204,24 @@ impl Core {
         } else {
             if roll_back {
                 self.roll_back(key, now, actions);
-                return;
+            } else {
+                self.wait_degraded(key, tally, now);
             }
-            if matches!(gang_kind(self, key), Some(PhaseKind::Running)) {
-                let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
-                self.set_phase(key, Phase::Degraded { since: now, cause, round: None, roll_back_at: None });
-            }
-            self.set_waiting(key, tally.unplaced > 0 && !deleted);
+            return;
         }
+        if cut_short {
+            self.remove_plan(name, actions);
+        }
+    }
+
+    /// Fewer than the minimum are left; what can be replaced waits for a place.
+    fn wait_degraded(&mut self, key: GangKey, tally: Tally, now: Time) {
+        let deleted = self.gangs.gangs.get(&key).is_none_or(|gang| gang.deleted);
+        if matches!(gang_kind(self, key), Some(PhaseKind::Running)) {
+            let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
+            self.set_phase(key, Phase::Degraded { since: now, cause, round: None, roll_back_at: None });
+        }
+        self.set_waiting(key, tally.unplaced > 0 && !deleted);
     }
 
     /// The binding deadline has passed, or the gang cannot be completed: bound pods are deleted, and
@@ -237,6 +249,7 @@ impl Core {
         if is_growth && fencing.is_empty() {
             // The gang itself runs; only the pods that should have joined it wait on.
             self.set_phase(key, Phase::Running { round: None });
+            self.remove_plan(name, actions);
             self.touched.insert(key);
             return;
         }

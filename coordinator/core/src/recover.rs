@@ -31,11 +31,17 @@ impl Core {
             .filter(|(_, pod)| pod.spec.binding.is_some())
             .filter_map(|(uid, pod)| Some((self.gangs.key(&pod.spec.gang)?, uid.clone())))
             .collect();
-        for (key, uid) in bound {
-            self.adopt(key, &uid);
+        for (key, uid) in &bound {
+            self.adopt(*key, uid);
         }
-        for plan in std::mem::take(&mut self.plans_found) {
+        let plans = std::mem::take(&mut self.plans_found);
+        let planned: BTreeSet<GangKey> = plans.iter().filter_map(|plan| self.gangs.key(&plan.gang)).collect();
+        for plan in plans {
             self.resume_plan(&plan, actions);
+        }
+        for key in bound.into_iter().map(|(key, _)| key).filter(|key| !planned.contains(key)) {
+            // Its plan was removed, so it was wholly bound once: whoever was lost since, the rest may run.
+            self.open_start_gate(key);
         }
         for (node, reports) in std::mem::take(&mut self.reports) {
             self.reconcile(node, reports);

@@ -258,6 +258,10 @@ impl Core {
             let cause = Arc::from("a pod was deleted while the gang was being bound");
             let roll_back_at = Some(round.binding_deadline);
             self.set_phase(key, Phase::Degraded { since: round.deadline, cause, round: None, roll_back_at });
+        } else if !matches!(self.gangs.gangs[&key].phase, Phase::Degraded { roll_back_at: Some(_), .. }) {
+            // It was whole once and started: what joins it starts too, though some are missing for ever.
+            self.open_start_gate(key);
+            self.remove_plan(name, actions);
         }
         self.touched.insert(key);
     }

@@ -128,17 +128,15 @@ impl World {
             }
             let fault = self.api.faults.decide(Call::Write);
             let text = format!("{} {}", mutation.verb(), mutation.target());
+            let creates = matches!(mutation, Mutation::Create(_));
             let answer: Result<Arc<Object>, ApiError> = self.api.write(fault, mutation, self.now);
             self.log.line(self.now, format_args!("kubelet: {text}: {}", short(&answer)));
             self.log.count(&format!("kubelet {}", text.split(' ').next().unwrap_or_default()));
             self.api_changed();
             failed |= match answer {
-                Ok(_) | Err(ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => {
-                    false
-                }
-                Err(
-                    ApiError::Invalid(_) | ApiError::Unknown | ApiError::Storage(_) | ApiError::Gone { .. },
-                ) => true,
+                Err(ApiError::Conflict(_)) => creates,
+                Ok(_) | Err(ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => false,
+                Err(_) => true,
             };
         }
         failed

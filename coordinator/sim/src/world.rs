@@ -12,7 +12,7 @@ use phalanx_core::Settings;
 use phalanx_core::event::Event;
 
 use crate::agent::Host;
-use crate::checkers::liveness::is_done;
+use crate::checkers::liveness::{is_done, short_of_pods};
 use crate::checkers::{Checkers, End};
 use crate::coordinator::{Flight, Lane, Process};
 use crate::facts::Facts;
@@ -27,6 +27,8 @@ use crate::workload::{NAMESPACE, Step, Workload};
 const LAST_DELETIONS_MS: u64 = 5_000;
 /// Slack for deadlines, retries and quarantines beyond the work itself.
 const SLACK_MS: u64 = 400_000;
+/// So often users look after what they left incomplete.
+const TIDY_MS: u64 = 30_000;
 /// At the end nothing may happen for so long.
 const QUIET_MS: u64 = 60_000;
 /// Time for the last statuses before the quiet begins.
@@ -73,6 +75,10 @@ pub(crate) enum Happening {
     CoordinatorNotices { link: u64 },
     /// From now on nothing goes wrong.
     FaultsStop,
+    /// The users take back what they left incomplete.
+    Tidy,
+    /// Nothing but a moment at which the end is looked at.
+    Moment,
 }
 
 /// A run that went wrong.
@@ -242,8 +248,8 @@ impl World {
             match quiet_from {
                 None if self.now >= deadline || is_done(&self.facts) && self.last.is_empty() => {
                     quiet_from = Some((Time(self.now.0 + CALM_MS), 0));
-                    self.after(CALM_MS, Happening::FaultsStop);
-                    self.after(CALM_MS + QUIET_MS, Happening::FaultsStop);
+                    self.after(CALM_MS, Happening::Moment);
+                    self.after(CALM_MS + QUIET_MS, Happening::Moment);
                 }
                 Some((from, _)) if self.now >= from + Millis(QUIET_MS) => break,
                 Some((from, 0)) if self.now >= from => quiet_from = Some((from, self.writes.max(1))),
@@ -279,6 +285,8 @@ impl World {
             Happening::AgentNotices { link } => self.agent_notices(link),
             Happening::CoordinatorNotices { link } => self.coordinator_notices(link),
             Happening::FaultsStop => self.stop_faults(),
+            Happening::Tidy => self.tidy(),
+            Happening::Moment => {}
         }
         self.disturb();
     }
@@ -314,9 +322,6 @@ impl World {
 
     /// Nothing goes wrong any more. Connections of the bad time end, as streams do that lost something.
     fn stop_faults(&mut self) {
-        if !self.faults {
-            return;
-        }
         self.faults = false;
         self.api.faults.stop();
         self.log.line(self.now, format_args!("faults stop"));
@@ -331,6 +336,22 @@ impl World {
         let first = LAST_DELETIONS_MS;
         for (at, step) in std::mem::take(&mut self.last).into_iter().enumerate() {
             self.after(first + at as u64, Happening::User(step));
+        }
+        self.after(first * 2, Happening::Tidy);
+    }
+
+    /// Gangs that have fewer pods than they need hold the quota they were admitted with: somebody takes them back.
+    fn tidy(&mut self) {
+        for gang in short_of_pods(&self.facts) {
+            let pods = self.facts.pods.values().filter(|pod| pod.gang == gang);
+            let names: Vec<String> = pods.map(|pod| pod.name.name.to_string()).collect();
+            for name in names {
+                self.user(Step::Delete(Kind::Pod, name));
+            }
+            self.user(Step::Delete(Kind::PodGroup, gang.name.to_string()));
+        }
+        if !is_done(&self.facts) {
+            self.after(TIDY_MS, Happening::Tidy);
         }
     }
 

@@ -26,6 +26,18 @@ pub fn is_done(facts: &Facts) -> bool {
         && facts.groups.iter().all(|(name, group)| unfinished(facts, name, group).is_none())
 }
 
+/// Gangs of users, not of jobs, that wait and have fewer pods than their minimum.
+#[must_use]
+pub fn short_of_pods(facts: &Facts) -> Vec<GangName> {
+    let is_short = |(name, group): &(&GangName, &GroupFact)| {
+        let useful = pods_of(facts, name).filter(|pod| pod.phase != PodPhase::Failed).count();
+        group.job.is_none()
+            && u32::try_from(useful).unwrap_or(u32::MAX) < group.min_member
+            && !pods_of(facts, name).any(PodFact::is_live)
+    };
+    facts.groups.iter().filter(is_short).map(|(name, _)| name.clone()).collect()
+}
+
 /// What of a gang should have run and did not.
 fn unfinished(facts: &Facts, name: &GangName, group: &GroupFact) -> Option<String> {
     let pods = || pods_of(facts, name);
