@@ -8,9 +8,11 @@ use std::time::Duration;
 use phalanx_common::wire::ALPN;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ClientConfig, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TransportConfig, VarInt};
+use quinn_proto::HashedConnectionIdGenerator;
+use ring::hmac;
 use rustls::RootCertStore;
 use rustls::client::Resumption;
-use rustls::crypto::{CryptoProvider, ring};
+use rustls::crypto::{CryptoProvider, ring as ring_provider};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
@@ -70,6 +72,11 @@ impl SocketBuffers {
 
 /// An endpoint that agents dial. Every peer must show a certificate of the authority.
 ///
+/// A coordinator that crashed and came back at its old address does not know the connections its
+/// predecessor had. It answers their packets with a stateless reset (RFC 9000, 10.3), so that agents
+/// dial again at once instead of after the idle time; for that both must have the same secret, which an
+/// identity made by `issue_coordinator` carries.
+///
 /// # Errors
 /// The address cannot be bound, or the certificates cannot be used.
 pub fn server_endpoint(
@@ -79,7 +86,19 @@ pub fn server_endpoint(
 ) -> Result<(Endpoint, SocketBuffers), EndpointError> {
     let config = server_config(identity, authority)?;
     let (socket, buffers) = socket(address)?;
-    Ok((endpoint(address, socket, Some(config))?, buffers))
+    let settings = identity.reset_secret().map_or_else(EndpointConfig::default, resettable);
+    Ok((endpoint(address, socket, settings, Some(config))?, buffers))
+}
+
+/// Settings under which a successor can end the connections of this endpoint: reset tokens, and
+/// connection ids that it takes for its own, are made from the secret.
+fn resettable(secret: &[u8]) -> EndpointConfig {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+    let ids = hmac::sign(&key, b"connection ids");
+    let ids = ids.as_ref().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let mut config = EndpointConfig::new(Arc::new(key));
+    config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(ids)));
+    config
 }
 
 /// An endpoint that dials with this identity.
@@ -110,7 +129,7 @@ pub fn bare_client_endpoint() -> Result<(Endpoint, SocketBuffers), EndpointError
             (address, socket(address)?)
         }
     };
-    Ok((endpoint(address, socket, None)?, buffers))
+    Ok((endpoint(address, socket, EndpointConfig::default(), None)?, buffers))
 }
 
 /// Settings of an agent's connection.
@@ -170,7 +189,7 @@ fn transport_config() -> TransportConfig {
 
 /// Always named: with two providers in a program, or none, the TLS library would panic on a default.
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
+    Arc::new(ring_provider::default_provider())
 }
 
 fn roots(authority: &TrustAnchor) -> Result<RootCertStore, EndpointError> {
@@ -216,8 +235,9 @@ fn socket(address: SocketAddr) -> Result<(Socket, SocketBuffers), EndpointError>
 fn endpoint(
     address: SocketAddr,
     socket: Socket,
+    config: EndpointConfig,
     server: Option<ServerConfig>,
 ) -> Result<Endpoint, EndpointError> {
-    Endpoint::new(EndpointConfig::default(), server, socket.into(), Arc::new(quinn::TokioRuntime))
+    Endpoint::new(config, server, socket.into(), Arc::new(quinn::TokioRuntime))
         .map_err(|source| EndpointError::Socket { address, source })
 }

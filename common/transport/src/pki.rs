@@ -88,6 +88,8 @@ pub enum PeerError {
 pub struct Identity {
     certificate_pem: String,
     key_pem: String,
+    /// What a restarted coordinator shares with its predecessor: see `endpoint::server_endpoint`.
+    reset_secret: Option<Vec<u8>>,
 }
 
 impl std::fmt::Debug for Identity {
@@ -102,7 +104,11 @@ impl Identity {
     /// # Errors
     /// One of the two is not PEM.
     pub fn from_pem(certificate_pem: &str, key_pem: &str) -> Result<Self, PkiError> {
-        let identity = Self { certificate_pem: certificate_pem.to_owned(), key_pem: key_pem.to_owned() };
+        let identity = Self {
+            certificate_pem: certificate_pem.to_owned(),
+            key_pem: key_pem.to_owned(),
+            reset_secret: None,
+        };
         identity.chain()?;
         identity.key()?;
         Ok(identity)
@@ -135,6 +141,10 @@ impl Identity {
     pub fn node_name(&self) -> Result<NodeName, PeerError> {
         let chain = self.chain().map_err(|error| PeerError::Malformed(error.to_string()))?;
         node_name(chain.first().ok_or(PeerError::NoCertificate)?)
+    }
+
+    pub(crate) fn reset_secret(&self) -> Option<&[u8]> {
+        self.reset_secret.as_deref()
     }
 
     pub(crate) fn chain(&self) -> Result<Vec<CertificateDer<'static>>, PkiError> {
@@ -271,7 +281,12 @@ impl CertificateAuthority {
             names.push(SanType::DnsName(name));
         }
         names.extend(addresses.iter().map(|address| SanType::IpAddress(*address)));
-        self.issue(COORDINATOR_NAME, names, ExtendedKeyUsagePurpose::ServerAuth)
+        let mut identity = self.issue(COORDINATOR_NAME, names, ExtendedKeyUsagePurpose::ServerAuth)?;
+        // Made from the authority's key, so that every coordinator of the installation has the same one.
+        let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &self.issuer.key().serialize_der());
+        identity.reset_secret =
+            Some(ring::hmac::sign(&key, b"phalanx quic stateless reset").as_ref().to_vec());
+        Ok(identity)
     }
 
     /// A certificate for the agent of a node: it can speak for this node only.
@@ -300,7 +315,7 @@ impl CertificateAuthority {
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(failed)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(failed)?;
-        Ok(Identity { certificate_pem: certificate.pem(), key_pem: key.serialize_pem() })
+        Ok(Identity { certificate_pem: certificate.pem(), key_pem: key.serialize_pem(), reset_secret: None })
     }
 }
 
