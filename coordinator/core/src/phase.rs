@@ -76,6 +76,27 @@ pub(crate) struct Round {
     pub(crate) refused: Option<Arc<str>>,
 }
 
+impl Round {
+    /// A round without members.
+    pub(crate) const fn new(step: Step, deadline: Time, binding_deadline: Time) -> Self {
+        Self {
+            step,
+            members: BTreeMap::new(),
+            unconfirmed: BTreeSet::new(),
+            unarmed: BTreeSet::new(),
+            to_bind: BTreeSet::new(),
+            unbound: BTreeSet::new(),
+            excluded: BTreeSet::new(),
+            deadline,
+            binding_deadline,
+            plan_write: None,
+            plan_stored: false,
+            lost_member: false,
+            refused: None,
+        }
+    }
+}
+
 /// Where a gang is in its life.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {

@@ -157,21 +157,8 @@ impl Core {
             }
             return;
         };
-        let mut round = Round {
-            step: Step::Binding,
-            members: BTreeMap::new(),
-            unconfirmed: BTreeSet::new(),
-            unarmed: BTreeSet::new(),
-            to_bind: BTreeSet::new(),
-            unbound: BTreeSet::new(),
-            excluded: BTreeSet::new(),
-            deadline: plan.binding_deadline,
-            binding_deadline: plan.binding_deadline,
-            plan_write: None,
-            plan_stored: true,
-            lost_member: false,
-            refused: None,
-        };
+        let mut round = Round::new(Step::Binding, plan.binding_deadline, plan.binding_deadline);
+        round.plan_stored = true;
         for planned in open {
             let local = planned.lease.is_none();
             let id = planned.lease.unwrap_or_else(|| self.leases.next_id(self.term));

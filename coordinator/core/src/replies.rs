@@ -202,12 +202,10 @@ impl Core {
                     self.timers.insert((now + self.settings.resend_ms, Timer::QueueStatus(name)));
                 }
             }
-            Some(Pending::PlanRemoval(name)) => {
-                if !matches!(outcome, Outcome::Done | Outcome::NotFound) {
-                    self.timers.insert((now + self.settings.resend_ms, Timer::PlanRemoval(name)));
-                }
+            Some(Pending::PlanRemoval(name)) if !matches!(outcome, Outcome::Done | Outcome::NotFound) => {
+                self.timers.insert((now + self.settings.resend_ms, Timer::PlanRemoval(name)));
             }
-            None => {}
+            Some(Pending::PlanRemoval(_)) | None => {}
         }
     }
 

@@ -1,7 +1,7 @@
 //! A round: reserve, confirm, commit, arm, bind. Before the commit point it is dropped whole when
 //! something fails; after it, it rolls forward, and back only by the binding deadline.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use phalanx_common::gang::PodBinding;
@@ -22,21 +22,7 @@ impl Core {
     /// Takes the GPUs in the ledger and asks the agents to promise them.
     pub(crate) fn begin_round(&mut self, key: GangKey, placed: &[Placed], now: Time) {
         let deadline = now + self.settings.confirm_timeout_ms;
-        let mut round = Round {
-            step: Step::Reserving,
-            members: BTreeMap::new(),
-            unconfirmed: BTreeSet::new(),
-            unarmed: BTreeSet::new(),
-            to_bind: BTreeSet::new(),
-            unbound: BTreeSet::new(),
-            excluded: BTreeSet::new(),
-            deadline,
-            binding_deadline: now + self.settings.binding_deadline_ms,
-            plan_write: None,
-            plan_stored: false,
-            lost_member: false,
-            refused: None,
-        };
+        let mut round = Round::new(Step::Reserving, deadline, now + self.settings.binding_deadline_ms);
         for place in placed {
             self.add_member(key, &mut round, place);
         }

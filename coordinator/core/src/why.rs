@@ -7,6 +7,7 @@ use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 
 use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::{Cluster, Node, NodeIndex};
+use crate::gang::natural;
 use crate::pass::Required;
 use crate::place::{GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, place};
 use crate::predicates::{self, Obstacle};
@@ -136,6 +137,7 @@ fn no_room(cluster: &Cluster, required: &Required, shortfall: &Shortfall, mixed:
     let mut by_node: Vec<_> = open.iter().map(|node| (node.name.clone(), free(node, key))).collect();
     let free_total = by_node.iter().map(|(_, free)| *free).fold(0, u64::saturating_add);
     let largest = by_node.iter().map(|(_, free)| *free).max().unwrap_or(0);
+    by_node.sort_by(|(left, _), (right, _)| natural(left.as_str()).cmp(&natural(right.as_str())));
     if by_node.len() > NODES_NAMED {
         by_node.sort_by(|(left_name, left), (right_name, right)| (right, left_name).cmp(&(left, right_name)));
         by_node.truncate(NODES_NAMED);
