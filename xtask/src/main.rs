@@ -11,8 +11,8 @@ const USAGE: &str = "\
 Usage: cargo xtask TASK
 
   demo [ARGUMENTS]   build and run the demo; ARGUMENTS of `phalanx demo`, for example --keep
-  sim [--seeds N] [--seed K] [...]
-                     run the simulation over N seeds (200), or only over seed K as a failure prints it
+  sim [ARGUMENTS]    run the simulation over 200 seeds; ARGUMENTS of phalanx-sim, for example
+                     --seeds 1 --seed K, as a failure prints it
   check              formatting, clippy, tidy, and cargo-deny where it is installed";
 
 fn main() -> ExitCode {
