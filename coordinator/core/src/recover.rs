@@ -40,13 +40,22 @@ impl Core {
             self.resume_plan(&plan, actions);
         }
         for key in bound.into_iter().map(|(key, _)| key).filter(|key| !planned.contains(key)) {
-            // Its plan was removed, so it was wholly bound once: whoever was lost since, the rest may run.
-            self.open_start_gate(key);
+            if self.was_whole(key) {
+                self.open_start_gate(key);
+            }
         }
         for (node, reports) in std::mem::take(&mut self.reports) {
             self.reconcile(node, reports);
         }
         self.touched.extend(self.gangs.gangs.keys().copied());
+    }
+
+    /// A gang with bound pods and no plan was wholly bound once, since then its plan was removed: whoever was lost
+    /// since, the rest may run. Where the PodGroup is gone the plan went with it, and only a start proves it.
+    fn was_whole(&self, key: GangKey) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        let tally = self.gangs.tally(&gang.spec.name);
+        !gang.deleted || tally.running + tally.succeeded + tally.failed > 0
     }
 
     /// A bound pod whose PodGroup is gone keeps its lease until it ends, as it would have without a restart.

@@ -91,8 +91,10 @@ pub struct Facts {
     pub groups: BTreeMap<GangName, GroupFact>,
     /// Pods with a gang.
     pub pods: BTreeMap<PodUid, PodFact>,
-    /// Jobs that have ended, by UID.
-    pub ended_jobs: BTreeSet<String>,
+    /// Jobs by UID; true where one has ended.
+    pub jobs: BTreeMap<String, bool>,
+    /// Pods by UID that have no gang yet.
+    pub loose: BTreeSet<PodUid>,
     /// Gangs that have a GangPlan object.
     pub plans: BTreeSet<GangName>,
     /// Ceilings of queues.
@@ -120,13 +122,17 @@ impl Facts {
                 let name = GangName::new(&key.namespace, &key.name);
                 match key.kind {
                     Kind::PodGroup => drop(self.groups.remove(&name)),
-                    Kind::Pod => drop(self.pods.remove(&PodUid::from(uid.as_str()))),
+                    Kind::Pod => {
+                        self.loose.remove(&PodUid::from(uid.as_str()));
+                        self.pods.remove(&PodUid::from(uid.as_str()));
+                    }
+                    Kind::Job => drop(self.jobs.remove(uid)),
                     Kind::GangPlan => drop(self.plans.remove(&name)),
                     Kind::Queue => {
                         self.capability.remove(&key.name);
                         self.queue_status.remove(&key.name);
                     }
-                    Kind::Job | Kind::Node | Kind::PriorityClass => {}
+                    Kind::Node | Kind::PriorityClass => {}
                 }
             }
         }
@@ -135,8 +141,11 @@ impl Facts {
     fn applied(&mut self, object: &Object) {
         let phase = object.status.get("state").and_then(|state| state.get("phase"));
         let is_ended = matches!(phase.and_then(Value::as_str), Some("Completed" | "Failed"));
-        if object.kind == Kind::Job && is_ended {
-            self.ended_jobs.insert(object.metadata.uid.clone());
+        if object.kind == Kind::Job {
+            self.jobs.insert(object.metadata.uid.clone(), is_ended);
+        }
+        if object.kind == Kind::Pod {
+            self.loose.insert(PodUid::from(object.metadata.uid.as_str()));
         }
         if object.kind == Kind::GangPlan {
             self.plans.insert(GangName::new(&object.metadata.namespace, &object.metadata.name));
@@ -164,6 +173,7 @@ impl Facts {
     }
 
     fn pod_applied(&mut self, object: &Object, pod: phalanx_common::gang::PodSpec) {
+        self.loose.remove(&pod.uid);
         let mut gpus = pod.binding.as_ref().map_or_else(Vec::new, |binding| binding.gpus.clone());
         gpus.sort_unstable();
         let lease = pod.binding.as_ref().and_then(|binding| binding.lease);

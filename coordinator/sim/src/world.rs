@@ -133,6 +133,8 @@ pub(crate) struct World {
     serial: u64,
     checkers: Checkers,
     last: Vec<Step>,
+    /// Steps of users that are still due.
+    users_left: usize,
     work_ms: u64,
     faults_stop: Time,
 }
@@ -184,6 +186,7 @@ impl World {
             due: BTreeMap::new(),
             serial: 0,
             checkers: Checkers::default(),
+            users_left: workload.steps.len() + workload.last.len(),
             last: workload.last,
             work_ms: workload.work_ms,
             faults_stop,
@@ -246,7 +249,7 @@ impl World {
                 continue;
             }
             match quiet_from {
-                None if self.now >= deadline || is_done(&self.facts) && self.last.is_empty() => {
+                None if self.now >= deadline || (self.users_left == 0 && is_done(&self.facts)) => {
                     quiet_from = Some((Time(self.now.0 + CALM_MS), 0));
                     self.after(CALM_MS, Happening::Moment);
                     self.after(CALM_MS + QUIET_MS, Happening::Moment);
@@ -265,7 +268,10 @@ impl World {
 
     fn step(&mut self, happening: Happening) {
         match happening {
-            Happening::User(step) => self.user(step),
+            Happening::User(step) => {
+                self.users_left = self.users_left.saturating_sub(1);
+                self.user(step);
+            }
             Happening::CoordinatorStarts => self.start_coordinator(),
             Happening::Pass { incarnation } => self.pass(incarnation),
             Happening::Feed { incarnation } => self.feed(incarnation),

@@ -68,7 +68,11 @@ impl AllOrNothing {
                 memory.was_whole = false;
             } else if bound >= memory.min_member {
                 memory.was_whole = true;
-            } else if count.live > 0 && !memory.was_whole && !facts.plans.contains(name) && facts.groups.contains_key(name) {
+            } else if count.live > 0
+                && !memory.was_whole
+                && !facts.plans.contains(name)
+                && facts.groups.contains_key(name)
+            {
                 return Err(format!(
                     "{bound} pods of gang {name} are bound, its minimum is {}, and it has no plan",
                     memory.min_member

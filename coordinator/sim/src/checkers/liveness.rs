@@ -23,6 +23,7 @@ fn pods_of<'f>(facts: &'f Facts, gang: &'f GangName) -> impl Iterator<Item = &'f
 #[must_use]
 pub fn is_done(facts: &Facts) -> bool {
     facts.running.is_empty()
+        && without_gang(facts).is_none()
         && facts.groups.iter().all(|(name, group)| unfinished(facts, name, group).is_none())
 }
 
@@ -38,6 +39,16 @@ pub fn short_of_pods(facts: &Facts) -> Vec<GangName> {
     facts.groups.iter().filter(is_short).map(|(name, _)| name.clone()).collect()
 }
 
+/// A pod or job of which no gang was made.
+fn without_gang(facts: &Facts) -> Option<String> {
+    let has_group = |uid: &String| facts.groups.values().any(|group| group.job.as_ref() == Some(uid));
+    if let Some(pod) = facts.loose.first() {
+        return Some(format!("no PodGroup was made for pod {pod}"));
+    }
+    let job = facts.jobs.iter().find(|(uid, is_ended)| !**is_ended && !has_group(uid))?;
+    Some(format!("no PodGroup was made for job {}", job.0))
+}
+
 /// What of a gang should have run and did not.
 fn unfinished(facts: &Facts, name: &GangName, group: &GroupFact) -> Option<String> {
     let pods = || pods_of(facts, name);
@@ -47,7 +58,7 @@ fn unfinished(facts: &Facts, name: &GangName, group: &GroupFact) -> Option<Strin
     if is_impossible(facts, name) {
         return None;
     }
-    let awaits_pods = group.job.as_ref().is_some_and(|job| !facts.ended_jobs.contains(job));
+    let awaits_pods = group.job.as_ref().is_some_and(|job| facts.jobs.get(job) == Some(&false));
     if awaits_pods && pods().next().is_none() {
         return Some(format!("the pods of gang {name} were never made"));
     }
@@ -63,6 +74,9 @@ fn unfinished(facts: &Facts, name: &GangName, group: &GroupFact) -> Option<Strin
 /// The first gang that should have run, or that does not say why it waits.
 pub fn check(end: &End<'_>) -> Result<(), String> {
     let facts = end.facts;
+    if let Some(what) = without_gang(facts) {
+        return Err(what);
+    }
     for (name, group) in &facts.groups {
         if let Some(what) = unfinished(facts, name, group) {
             let gang = end.view.gangs.iter().find(|gang| gang.name == *name);
