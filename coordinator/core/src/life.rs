@@ -177,9 +177,9 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let tally = self.gangs.tally(&gang.spec.name);
         let has_round = gang.phase.round().is_some();
-        let roll_back = matches!(gang.phase, Phase::Degraded { roll_back_at: Some(at), .. } if at <= now);
+        let roll_back = gang.phase.cut_short().is_some_and(|at| at <= now);
         // A binding that was cut short: its plan stands until it is completed or rolled back.
-        let cut_short = matches!(gang.phase, Phase::Degraded { roll_back_at: Some(_), .. });
+        let cut_short = gang.phase.cut_short().is_some();
         let (name, deleted) = (gang.spec.name.clone(), gang.deleted);
         if has_round {
             self.set_waiting(key, false);

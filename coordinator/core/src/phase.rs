@@ -203,6 +203,19 @@ impl Phase {
         }
     }
 
+    /// A binding that was cut short, and when it is rolled back. Its plan stands until then.
+    pub(crate) const fn cut_short(&self) -> Option<Time> {
+        match self {
+            Self::Degraded { roll_back_at, .. } => *roll_back_at,
+            Self::Queued
+            | Self::Admitted
+            | Self::Placing(_)
+            | Self::Running { .. }
+            | Self::Evicting { .. }
+            | Self::Finished => None,
+        }
+    }
+
     /// The round in progress.
     pub(crate) const fn round(&self) -> Option<&Round> {
         match self {

@@ -123,13 +123,19 @@ impl Core {
     pub(crate) fn write_plan(&mut self, key: GangKey, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let Some(round) = gang.phase.round() else { return };
-        let pods = round.members.iter().filter_map(|(uid, member)| {
-            let lease = self.leases.leases.get(&member.lease)?;
+        let mut leases: BTreeSet<LeaseId> = round.members.values().map(|member| member.lease).collect();
+        if gang.phase.cut_short().is_some() {
+            // This plan replaces that of the pods bound before: none of them may start before the rest is bound.
+            let live = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.is_live());
+            leases.extend(live.filter_map(|(_, pod)| pod.lease));
+        }
+        let pods = leases.into_iter().filter_map(|id| {
+            let lease = self.leases.leases.get(&id)?;
             Some(PlannedPod {
-                pod: uid.clone(),
+                pod: lease.pod().clone(),
                 name: lease.request.pod_name.name.clone(),
                 node: self.cluster.node(lease.node).name.clone(),
-                lease: (!lease.local).then_some(member.lease),
+                lease: (!lease.local).then_some(id),
                 gpus: lease.taken.gpus.clone(),
             })
         });
@@ -240,16 +246,28 @@ impl Core {
             self.open_start_gate(key);
             self.set_phase(key, Phase::Running { round: None });
             self.remove_plan(name, actions);
-        } else if matches!(self.gangs.gangs[&key].phase, Phase::Placing(_)) {
-            let cause = Arc::from("a pod was deleted while the gang was being bound");
-            let roll_back_at = Some(round.binding_deadline);
-            self.set_phase(key, Phase::Degraded { since: round.deadline, cause, round: None, roll_back_at });
-        } else if !matches!(self.gangs.gangs[&key].phase, Phase::Degraded { roll_back_at: Some(_), .. }) {
-            // It was whole once and started: what joins it starts too, though some are missing for ever.
+        } else if self.has_started(key, &round) {
+            // It was whole once: what joins it starts too, though some are missing for ever.
             self.open_start_gate(key);
             self.remove_plan(name, actions);
+        } else {
+            let cause = Arc::from("a pod was deleted while the gang was being bound");
+            let before = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.cut_short());
+            let roll_back_at = before.or(Some(round.binding_deadline));
+            self.set_phase(key, Phase::Degraded { since: round.deadline, cause, round: None, roll_back_at });
         }
         self.touched.insert(key);
+    }
+
+    /// True where pods beside those of a round have been let through the start gate, and some are still there.
+    fn has_started(&self, key: GangKey, round: &Round) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        if matches!(gang.phase, Phase::Placing(_)) || gang.phase.cut_short().is_some() {
+            return false;
+        }
+        let mut others =
+            self.gangs.pods_of(&gang.spec.name).filter(|(uid, _)| !round.members.contains_key(uid));
+        others.any(|(_, pod)| pod.is_live() || pod.spec.phase.is_terminal())
     }
 
     /// A plan has done its work. A removal that fails is tried again: a later start would take what is
@@ -262,10 +280,12 @@ impl Core {
     /// Tries a removal again, unless the gang has written a newer plan since.
     pub(crate) fn retry_removal(&mut self, gang: &GangName, actions: &mut Vec<Action>) {
         let known = self.gangs.key(gang).and_then(|key| self.gangs.gangs.get(&key));
-        let is_rolled_back = known.is_some_and(|gang| matches!(gang.phase, Phase::Evicting { .. }));
+        let is_cut_short =
+            |phase: &Phase| phase.cut_short().is_some() || matches!(phase, Phase::Evicting { .. });
+        let is_needed = known.is_some_and(|gang| is_cut_short(&gang.phase));
         let round = known.and_then(|gang| gang.phase.round());
         let has_plan = round.is_some_and(|round| round.plan_stored || round.plan_write.is_some());
-        if !has_plan && !is_rolled_back {
+        if !has_plan && !is_needed {
             self.remove_plan(gang.clone(), actions);
         }
     }
@@ -288,6 +308,7 @@ impl Core {
         let Some(round) = gang.phase.round_mut() else { return };
         let round = round.clone();
         gang.not_before = retry_at;
+        let keeps_plan = gang.phase.cut_short().is_some();
         match &mut gang.phase {
             Phase::Running { round } | Phase::Degraded { round, .. } => *round = None,
             Phase::Queued
@@ -304,7 +325,7 @@ impl Core {
                 pod.lease = None;
             }
         }
-        if round.plan_stored || round.plan_write.is_some() {
+        if !keeps_plan && (round.plan_stored || round.plan_write.is_some()) {
             self.remove_plan(name, actions);
         }
         self.timers.insert((retry_at, Timer::Gang(key)));

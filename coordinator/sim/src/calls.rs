@@ -129,13 +129,14 @@ impl World {
                 process.lanes.remove(lane);
             }
         }
+        // Before the core hears: what it asks for now stands behind.
+        self.send_call(lane);
         if let Some(event) = event {
             if let Event::TermRaised { term } = &event {
                 self.set_term(*term);
             }
             self.tell_core(event);
         }
-        self.send_call(lane);
     }
 
     /// A call, or the first half of one.
