@@ -374,6 +374,7 @@ impl Core {
         let Some(id) = self.leases.of_pod(pod) else { return };
         if self.leases.get(id).is_some_and(|lease| lease.phase == Phase::Releasing) {
             self.advance(id, Phase::Ending { stopped: true });
+            self.tombstones.add(id);
             self.answer(self.highest_term, id);
         }
     }
@@ -396,7 +397,6 @@ impl Core {
         }
         for (id, stopped, pod) in gone {
             self.leases.remove(id);
-            self.tombstones.add(id);
             if stopped {
                 self.send(FromAgent::PodStopped { pod }, actions);
             }

@@ -187,16 +187,17 @@ impl Core {
 
     fn release(&mut self, term: Term, id: LeaseId, actions: &mut Vec<Action>) {
         match self.leases.get(id).map(|lease| lease.phase) {
-            None => self.tombstones.add(id),
-            Some(Phase::Reserved { .. }) => {
-                self.drop_reserved(id);
-                self.tombstones.add(id);
-            }
+            None => {}
+            Some(Phase::Reserved { .. }) => self.drop_reserved(id),
             Some(Phase::Armed | Phase::Bound | Phase::Started { ended: Some(_), .. }) => {
                 self.advance(id, Phase::Ending { stopped: false });
             }
             Some(Phase::Started { ended: None, .. }) => self.stop(id, actions),
             Some(Phase::Releasing | Phase::Ending { .. }) => {}
+        }
+        // Only what was released in this term stays gone: a new leader may ask anew for what its coming ended.
+        if self.leases.get(id).is_none_or(|lease| matches!(lease.phase, Phase::Ending { .. })) {
+            self.tombstones.add(id);
         }
         self.answer(term, id);
     }

@@ -186,8 +186,9 @@ impl Core {
             self.progress_round(key, now, actions);
             return;
         }
-        if tally.all == 0 || (tally.live == 0 && tally.unplaced > 0 && tally.succeeded + tally.failed == 0) {
-            // Nothing of it is left: what comes next is a new start.
+        let starts_anew = tally.live == 0 && tally.unplaced > 0 && !self.is_satisfied(key);
+        if tally.all == 0 || starts_anew {
+            // Nothing of it runs any more: what comes next is a new start, together or not at all.
             self.set_phase(key, Phase::Queued);
             self.set_waiting(key, !deleted);
             self.touched.insert(key);

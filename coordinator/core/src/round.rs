@@ -204,8 +204,10 @@ impl Core {
     fn send_binding(&mut self, key: GangKey, uid: &PodUid, actions: &mut Vec<Action>) {
         let Some(pod) = self.gangs.pods.get(uid) else { return };
         let Some(lease) = pod.lease.and_then(|id| self.leases.leases.get(&id)) else { return };
-        if !lease.local && lease.known.is_none_or(|state| state < LeaseState::Armed) {
-            // Its agent lost it; it is bound once it is armed again.
+        let is_armed =
+            lease.known.is_some_and(|state| (LeaseState::Armed..=LeaseState::Started).contains(&state));
+        if !lease.local && !is_armed {
+            // Its agent lost it, or is letting go of it; it is bound once it is armed again.
             if let Some(round) = self.round_mut(key) {
                 round.to_bind.insert(uid.clone());
             }
@@ -259,7 +261,7 @@ impl Core {
         self.touched.insert(key);
     }
 
-    /// True where pods beside those of a round have been let through the start gate, and some are still there.
+    /// True where pods beside those of a round were let through the start gate, and some still run.
     fn has_started(&self, key: GangKey, round: &Round) -> bool {
         let Some(gang) = self.gangs.gangs.get(&key) else { return false };
         if matches!(gang.phase, Phase::Placing(_)) || gang.phase.cut_short().is_some() {
@@ -267,7 +269,7 @@ impl Core {
         }
         let mut others =
             self.gangs.pods_of(&gang.spec.name).filter(|(uid, _)| !round.members.contains_key(uid));
-        others.any(|(_, pod)| pod.is_live() || pod.spec.phase.is_terminal())
+        others.any(|(_, pod)| pod.is_live())
     }
 
     /// A plan has done its work. A removal that fails is tried again: a later start would take what is

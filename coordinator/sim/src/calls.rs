@@ -184,14 +184,17 @@ impl World {
         mutation: Mutation,
     ) -> Landed {
         let text = format!("{} {}", mutation.verb(), mutation.target());
+        let is_alive = self.process.as_ref().is_some_and(|process| process.incarnation == flight.incarnation);
         let answer = self.api.write(fault, mutation, self.now);
         self.writes += 1;
+        if let (Command::WritePlan(plan), false, Ok(_)) = (&flight.action.command, is_alive, &answer) {
+            self.facts.late_plans.insert(plan.gang.clone());
+        }
         self.log
             .line(self.now, format_args!("api: {} {}: {text}: {}", flight.incarnation, id.0, short(&answer)));
         let is_overtaken =
             matches!(answer, Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_)));
         let reads_first = matches!(flight.action.command, Command::WritePlan(_));
-        let is_alive = self.process.as_ref().is_some_and(|process| process.incarnation == flight.incarnation);
         if reads_first && is_overtaken && is_alive && flight.conflicts < MOST_CONFLICTS {
             return Landed::Again;
         }

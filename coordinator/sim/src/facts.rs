@@ -97,6 +97,9 @@ pub struct Facts {
     pub loose: BTreeSet<PodUid>,
     /// Gangs that have a GangPlan object.
     pub plans: BTreeSet<GangName>,
+    /// Those of them that a dead coordinator created late. Plans are read at a start only, so such a one stays
+    /// until the next start, the gang's next placement, or the end of its PodGroup; it does no harm.
+    pub late_plans: BTreeSet<GangName>,
     /// Ceilings of queues.
     pub capability: BTreeMap<String, Resources>,
     /// Statuses of queues.
@@ -127,7 +130,10 @@ impl Facts {
                         self.pods.remove(&PodUid::from(uid.as_str()));
                     }
                     Kind::Job => drop(self.jobs.remove(uid)),
-                    Kind::GangPlan => drop(self.plans.remove(&name)),
+                    Kind::GangPlan => {
+                        self.plans.remove(&name);
+                        self.late_plans.remove(&name);
+                    }
                     Kind::Queue => {
                         self.capability.remove(&key.name);
                         self.queue_status.remove(&key.name);

@@ -349,6 +349,11 @@ impl World {
     /// Gangs that have fewer pods than they need hold the quota they were admitted with: somebody takes them back.
     fn tidy(&mut self) {
         for gang in short_of_pods(&self.facts) {
+            let job = self.facts.groups.get(&gang).and_then(|group| group.job.as_ref());
+            if let Some(job) = job.and_then(|uid| gang.name.strip_suffix(&format!("-{uid}"))) {
+                self.user(Step::Delete(Kind::Job, job.to_owned()));
+                continue;
+            }
             let pods = self.facts.pods.values().filter(|pod| pod.gang == gang);
             let names: Vec<String> = pods.map(|pod| pod.name.name.to_string()).collect();
             for name in names {

@@ -16,7 +16,7 @@ const LAG_MS: Millis = Millis(8_000);
 #[derive(Clone, Debug, Default)]
 struct Memory {
     min_member: u32,
-    /// Its minimum was bound since it last had no pod that is bound or has ended: what is missing now has ended or was deleted.
+    /// Its minimum was bound since it last had no bound pod: what is missing now has ended or was deleted.
     was_whole: bool,
     /// When each of its pods was last seen bound.
     bound: BTreeMap<PodUid, Time>,
@@ -27,7 +27,6 @@ struct Memory {
 struct Count {
     live: u32,
     succeeded: u32,
-    ended: u32,
 }
 
 /// The checker.
@@ -47,7 +46,6 @@ impl AllOrNothing {
             let count = counts.entry(&pod.gang).or_default();
             count.live += u32::from(pod.is_live());
             count.succeeded += u32::from(pod.phase == PodPhase::Succeeded);
-            count.ended += u32::from(pod.phase.is_terminal());
         }
         for (name, group) in &facts.groups {
             self.gangs.entry(name.clone()).or_default().min_member = group.min_member;
@@ -64,7 +62,7 @@ impl AllOrNothing {
                 |uid: &PodUid| facts.pods.get(uid).is_some_and(|pod| pod.phase == PodPhase::Succeeded);
             memory.bound.retain(|uid, seen| *seen + LAG_MS >= facts.now && !succeeded(uid));
             let bound = u32::try_from(memory.bound.len()).unwrap_or(u32::MAX) + count.succeeded;
-            if count.live == 0 && count.ended == 0 {
+            if count.live == 0 && bound < memory.min_member {
                 memory.was_whole = false;
             } else if bound >= memory.min_member {
                 memory.was_whole = true;

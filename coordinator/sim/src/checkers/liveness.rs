@@ -27,12 +27,12 @@ pub fn is_done(facts: &Facts) -> bool {
         && facts.groups.iter().all(|(name, group)| unfinished(facts, name, group).is_none())
 }
 
-/// Gangs of users, not of jobs, that wait and have fewer pods than their minimum.
+/// Gangs that wait and have fewer pods than their minimum; of those of jobs, the ones that will not get more.
 #[must_use]
 pub fn short_of_pods(facts: &Facts) -> Vec<GangName> {
     let is_short = |(name, group): &(&GangName, &GroupFact)| {
         let useful = pods_of(facts, name).filter(|pod| pod.phase != PodPhase::Failed).count();
-        group.job.is_none()
+        (group.job.is_none() || useful < pods_of(facts, name).count())
             && u32::try_from(useful).unwrap_or(u32::MAX) < group.min_member
             && !pods_of(facts, name).any(PodFact::is_live)
     };
