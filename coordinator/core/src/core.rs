@@ -232,9 +232,11 @@ impl Core {
         }
     }
 
-    /// An agent knows a term above ours: ours must go above it before anything is asked.
+    /// An agent knows a term above ours, or ours as another leader's: ours must go above it before anything is
+    /// asked.
     pub(crate) fn raise_term(&mut self, above: Term, actions: &mut Vec<Action>) {
-        if above > self.term && self.raising_above.is_none_or(|asked| asked < above.counter) {
+        let is_ahead = above.counter >= self.term.counter && above != self.term;
+        if is_ahead && self.raising_above.is_none_or(|asked| asked < above.counter) {
             self.raising_above = Some(above.counter);
             self.emit(Command::RaiseTerm { above: above.counter }, actions);
         }

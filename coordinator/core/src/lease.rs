@@ -79,10 +79,16 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    /// A new id under a term.
+    /// A new id under a term. One that is known already is of a term that was counted twice: the store was
+    /// set back.
     pub(crate) fn next_id(&mut self, term: Term) -> LeaseId {
-        self.next_serial += 1;
-        LeaseId { term: term.counter, serial: self.next_serial }
+        loop {
+            self.next_serial += 1;
+            let id = LeaseId { term: term.counter, serial: self.next_serial };
+            if !self.leases.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     pub(crate) fn insert(&mut self, lease: Lease) {

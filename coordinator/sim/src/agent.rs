@@ -387,7 +387,8 @@ impl World {
     pub(crate) fn refresh_leases(&mut self) {
         let mut all = BTreeMap::new();
         for (name, host) in &self.hosts {
-            let on_disk = host.disk.as_ref().map_or(0, |ledger| ledger.leases.len());
+            let stored = host.disk.iter().flat_map(|ledger| &ledger.leases);
+            let on_disk = stored.map(|stored| stored.lease).collect();
             self.facts.on_disk.insert(name.clone(), on_disk);
             let Some(core) = &host.core else { continue };
             let leases = core.leases().iter().map(|(id, lease)| LeaseFact {

@@ -146,7 +146,11 @@ impl World {
             Command::RaiseTerm { above } => self.raise_term(flight.incarnation, above, fault),
             Command::ReadPod { pod, name } => Landed::Over(Some(self.read_pod(id, &pod, &name, fault))),
             Command::FenceWrite { pod, name, term } => {
-                Landed::Over(Some(self.fence(id, &pod, &name, term, fault)))
+                let event = self.fence(id, &pod, &name, term, fault);
+                if matches!(&event, Event::PodRead { pod: Some(pod), .. } if pod.binding.is_none()) {
+                    self.fenced.insert(pod, flight.incarnation);
+                }
+                Landed::Over(Some(event))
             }
             Command::WritePlan(_) if self.options.bug == Some(Bug::NoPlan) => {
                 Landed::Over(Some(Event::ActionDone { action: id, outcome: Outcome::Done }))
@@ -192,6 +196,14 @@ impl World {
         }
         self.log
             .line(self.now, format_args!("api: {} {}: {text}: {}", flight.incarnation, id.0, short(&answer)));
+        if let (Command::Bind { pod, name, .. }, Ok(_)) = (&flight.action.command, &answer)
+            && self.fenced.get(pod).is_some_and(|by| *by > flight.incarnation)
+        {
+            self.fail(
+                "ownership",
+                format!("a late Binding reached pod {name} after a newer coordinator fenced it"),
+            );
+        }
         let is_overtaken =
             matches!(answer, Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_)));
         let reads_first = matches!(flight.action.command, Command::WritePlan(_));

@@ -75,6 +75,10 @@ impl World {
             return;
         }
         let incarnation = self.next_number();
+        if self.goes_wrong(self.rates.term_lost) {
+            self.api.term = self.api.term.saturating_sub(2);
+            self.log.count("the term went back");
+        }
         let counter = self.api.raise_term(0);
         let term = Term { counter, incarnation };
         let (follower, objects) = Follower::start(&self.api.store);

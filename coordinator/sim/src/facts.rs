@@ -109,7 +109,7 @@ pub struct Facts {
     /// Leases in the agents' memory.
     pub leases: BTreeMap<NodeName, Vec<LeaseFact>>,
     /// Leases on the agents' disks.
-    pub on_disk: BTreeMap<NodeName, usize>,
+    pub on_disk: BTreeMap<NodeName, BTreeSet<LeaseId>>,
     /// Pods that have once ended by themselves.
     pub ended: BTreeSet<PodUid>,
     /// Pods that started since the last look.

@@ -123,6 +123,8 @@ pub(crate) struct World {
     pub(crate) hosts: BTreeMap<NodeName, Host>,
     pub(crate) links: BTreeMap<u64, Link>,
     pub(crate) flights: BTreeMap<u64, Flight>,
+    /// The newest coordinator that fenced a pod, and was told that the pod is not bound.
+    pub(crate) fenced: BTreeMap<PodUid, u64>,
     pub(crate) failure: Option<Failure>,
     pub(crate) faults: bool,
     /// Leases or runs changed since the checkers looked.
@@ -179,6 +181,7 @@ impl World {
             hosts: BTreeMap::new(),
             links: BTreeMap::new(),
             flights: BTreeMap::new(),
+            fenced: BTreeMap::new(),
             failure: None,
             faults: true,
             is_changed: true,
@@ -250,11 +253,18 @@ impl World {
             }
             match quiet_from {
                 None if self.now >= deadline || (self.users_left == 0 && is_done(&self.facts)) => {
-                    quiet_from = Some((Time(self.now.0 + CALM_MS), 0));
-                    self.after(CALM_MS, Happening::Moment);
-                    self.after(CALM_MS + QUIET_MS, Happening::Moment);
+                    // Whoever is away comes back first.
+                    let calm = CALM_MS + self.rates.away_ms;
+                    quiet_from = Some((Time(self.now.0 + calm), 0));
+                    self.after(calm, Happening::Moment);
+                    self.after(calm + QUIET_MS, Happening::Moment);
                 }
-                Some((from, _)) if self.now >= from + Millis(QUIET_MS) => break,
+                Some((from, _)) if self.now >= from + Millis(QUIET_MS) => {
+                    if self.now >= deadline || is_done(&self.facts) {
+                        break;
+                    }
+                    quiet_from = None;
+                }
                 Some((from, 0)) if self.now >= from => quiet_from = Some((from, self.writes.max(1))),
                 None | Some(_) => {}
             }

@@ -18,8 +18,8 @@ pub fn check(end: &End<'_>) -> Result<(), String> {
             return Err(format!("node {node} still has lease {} ({:?})", lease.lease, lease.state));
         }
     }
-    if let Some((node, count)) = facts.on_disk.iter().find(|(_, count)| **count > 0) {
-        return Err(format!("the disk of node {node} still has {count} leases"));
+    if let Some((node, leases)) = facts.on_disk.iter().find(|(_, leases)| !leases.is_empty()) {
+        return Err(format!("the disk of node {node} still has leases {leases:?}"));
     }
     if let Some(gang) = facts.plans.difference(&facts.late_plans).next() {
         return Err(format!("the plan of gang {gang} still stands in the API"));

@@ -1,5 +1,5 @@
 //! A GPU has one owner: among the pods that run, among the leases of its agent, among the bound pods in the
-//! API. And a pod runs on the GPUs that the API names for it.
+//! API. And a pod runs on the GPUs that the API names for it, by a lease that outlives a crash.
 
 use std::collections::BTreeMap;
 
@@ -34,6 +34,12 @@ fn check_running(facts: &Facts) -> Result<(), String> {
     let running = facts.running.iter().flat_map(|(pod, run)| run.gpus.iter().map(move |gpu| (*gpu, pod)));
     twice("running pods", running)?;
     for (uid, run) in &facts.running {
+        if facts.on_disk.get(&run.node).is_none_or(|leases| !leases.contains(&run.lease)) {
+            return Err(format!(
+                "pod {uid} runs by lease {}, which the disk of {} does not hold",
+                run.lease, run.node
+            ));
+        }
         let Some(pod) = facts.pods.get(uid) else {
             // One that had ended runs once more after a crash that came before its end was on disk.
             if facts.ended.contains(uid) {
