@@ -1,17 +1,18 @@
 //! The QUIC server: who is let in, as whom, and how messages go both ways.
 //!
 //! Each connection has one task that reads and one that writes. The reader waits for the driver where that is
-//! busy; nobody waits for a slow agent: its queue is bounded, and a full one ends the connection.
+//! busy; nobody waits for a slow agent: one that takes nothing for some seconds, or has too much before it, is cut
+//! off.
 
 mod session;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use phalanx_common::ids::{ClusterId, LeaseId, NodeName, PodUid, Term};
-use phalanx_common::wire::{FromAgent, Hello, ToAgent};
+use phalanx_common::wire::{FromAgent, Hello, MAX_LEASES, ToAgent};
 use quinn::{Connection, Endpoint, VarInt};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -25,8 +26,11 @@ const HANDSHAKES: usize = 256;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// An agent sends a heartbeat every two seconds.
 const SILENCE: Duration = Duration::from_secs(6);
-/// Messages that wait for one agent. A gang's pods on one node make a few dozen.
-const OUTBOX_MESSAGES: usize = 256;
+/// Messages that wait for one agent. One pass may have something to say of every lease a node can have, and the
+/// next pass again before the first message has left.
+const OUTBOX_MESSAGES: usize = 4 * MAX_LEASES;
+/// An agent is slow when it takes nothing for so long. However much waits, one that goes on taking is not.
+const STALLED: Duration = Duration::from_secs(5);
 /// How long a rejected agent has to read why.
 const REJECTION: Duration = Duration::from_secs(1);
 
@@ -116,17 +120,34 @@ pub enum PodReport {
 #[derive(Clone, Debug)]
 pub struct Outbox {
     messages: mpsc::Sender<ToAgent>,
-    connection: Connection,
+    end: End,
 }
 
-/// Why a message was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotSent {
-    /// The connection has ended.
-    Gone,
-    /// The agent is too slow; its connection was ended.
-    Slow,
+/// A connection, and whether it was ended because the agent was slow: that is counted and logged once.
+#[derive(Clone, Debug)]
+struct End {
+    connection: Connection,
+    slow: Arc<AtomicBool>,
 }
+
+impl End {
+    fn of(connection: Connection) -> Self {
+        Self { connection, slow: Arc::default() }
+    }
+
+    fn close_slow(&self) {
+        self.slow.store(true, Ordering::Release);
+        self.connection.close(VarInt::from_u32(code::SLOW), b"messages are taken too slowly");
+    }
+
+    fn is_slow(&self) -> bool {
+        self.slow.load(Ordering::Acquire)
+    }
+}
+
+/// The connection has ended, or was ended because the agent is too slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotSent;
 
 impl Outbox {
     /// Puts a message into the queue; never waits.
@@ -134,18 +155,21 @@ impl Outbox {
     /// # Errors
     /// The connection has ended, or ends now because the queue is full.
     pub fn send(&self, message: ToAgent) -> Result<(), NotSent> {
-        self.messages.try_send(message).map_err(|error| match error {
-            mpsc::error::TrySendError::Closed(_) => NotSent::Gone,
-            mpsc::error::TrySendError::Full(_) => {
-                self.connection.close(VarInt::from_u32(code::SLOW), b"messages are taken too slowly");
-                NotSent::Slow
+        // The writer may still make room in what is given up already.
+        if self.end.is_slow() {
+            return Err(NotSent);
+        }
+        self.messages.try_send(message).map_err(|error| {
+            if matches!(error, mpsc::error::TrySendError::Full(_)) {
+                self.end.close_slow();
             }
+            NotSent
         })
     }
 
     /// Ends the connection because the node has a newer one.
     pub fn replaced(&self) {
-        self.connection.close(VarInt::from_u32(code::REPLACED), b"the node has a newer connection");
+        self.end.connection.close(VarInt::from_u32(code::REPLACED), b"the node has a newer connection");
     }
 }
 

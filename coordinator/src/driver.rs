@@ -212,16 +212,11 @@ impl Driver {
         self.parts.metrics.action(&action.command);
         self.narrator.tell(at, &action.command, &self.parts.progress);
         match action.command {
-            Command::Send { node, session, message } => match self.sessions.send(session, &node, *message) {
-                Ok(()) => {}
-                Err(NotSent::Gone) => {
+            Command::Send { node, session, message } => {
+                if self.sessions.send(session, &node, *message).is_err() {
                     self.parts.metrics.unsent.inc();
                 }
-                Err(NotSent::Slow) => {
-                    tracing::warn!(%node, session, "the agent is too slow: its connection is ended");
-                    self.parts.metrics.slow_agents.inc();
-                }
-            },
+            }
             Command::Warn { message } => tracing::warn!("{message}"),
             command => self.backlog.push_back(Action { id: action.id, command }),
         }
@@ -267,6 +262,6 @@ impl Sessions {
 
     fn send(&self, session: u64, node: &NodeName, message: ToAgent) -> Result<(), NotSent> {
         let outbox = self.outboxes.get(&session).filter(|_| self.newest.get(node) == Some(&session));
-        outbox.map_or(Err(NotSent::Gone), |outbox| outbox.send(message))
+        outbox.map_or(Err(NotSent), |outbox| outbox.send(message))
     }
 }

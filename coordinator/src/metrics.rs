@@ -113,7 +113,7 @@ impl Default for Metrics {
         );
         registry.register(
             "messages_unsent",
-            "Messages for a connection that had ended",
+            "Messages for a connection that had ended or was ended as slow",
             metrics.unsent.clone(),
         );
         registry.register("pass_seconds", "Time of one pass of the core", metrics.pass_seconds.clone());

@@ -205,3 +205,18 @@ async fn pods_without_devices_run_on_a_node_without_an_agent() {
     stop(coordinator).await;
     assert_replays(&recording);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gang_of_hundreds_of_pods_runs_on_one_node_over_one_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let agents = agents(&coordinator, directory.path(), 1, 0).await;
+    apply_ok(&coordinator, &job("many", "default", 400, "cpu: 100m", "1s")).await;
+    until_phase(&coordinator, "many", "Completed").await;
+    assert_eq!(coordinator.metrics.slow_agents.get(), 0);
+    assert_eq!(coordinator.metrics.unsent.get(), 0);
+    stop(coordinator).await;
+    for agent in agents {
+        agent.stop().await;
+    }
+}

@@ -11,7 +11,7 @@ use phalanx_common::ids::{ClusterId, GangName, NodeName, Term};
 use phalanx_common::topology::Inventory;
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, Hello, ToAgent};
-use phalanx_coordinator::agents::{AgentInput, AgentServer, AgentServerParts, NotSent};
+use phalanx_coordinator::agents::{AgentInput, AgentServer, AgentServerParts, NotSent, Outbox, PodReport};
 use phalanx_coordinator::clock::Clock;
 use phalanx_coordinator::driver::{Driver, Parts, Question, channels};
 use phalanx_coordinator::metrics::Metrics;
@@ -22,8 +22,10 @@ use phalanx_core::action::Command;
 use phalanx_core::event::Event;
 use phalanx_core::{Core, Settings};
 use phalanx_transport::{
-    COORDINATOR_NAME, CertificateAuthority, client_endpoint, open_control, server_endpoint,
+    COORDINATOR_NAME, CertificateAuthority, ControlReader, ControlWriter, client_endpoint, open_control,
+    server_endpoint,
 };
+use quinn::{Connection, Endpoint};
 use tokio::sync::{mpsc, oneshot, watch};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -97,30 +99,36 @@ async fn with_a_writer_that_takes_nothing_questions_are_answered_and_nothing_is_
     assert_eq!(replay(&recording, &mut Vec::new()).unwrap().difference, None);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_does_not_read_is_cut_off() {
+/// A server with one agent that is let in and then reads nothing.
+struct Deaf {
+    server: AgentServer,
+    metrics: Arc<Metrics>,
+    inputs: mpsc::Receiver<AgentInput>,
+    _reports: mpsc::Receiver<PodReport>,
+    connection: Connection,
+    writer: ControlWriter,
+    _never_read: ControlReader,
+    _endpoint: Endpoint,
+    session: u64,
+    outbox: Outbox,
+}
+
+async fn deaf_agent() -> Deaf {
     let authority = CertificateAuthority::create().unwrap();
     let anchor = authority.trust_anchor();
     let coordinator = authority.issue_coordinator(&[], &[]).unwrap();
     let (endpoint, _) = server_endpoint("127.0.0.1:0".parse().unwrap(), &coordinator, &anchor).unwrap();
     let (driver, mut inputs) = mpsc::channel(16);
-    let (pods, _reports) = mpsc::channel(16);
+    let (pods, reports) = mpsc::channel(16);
     let (_term, term) = watch::channel(Term { counter: 1, incarnation: 1 });
     let metrics = Arc::new(Metrics::default());
-    let server = AgentServer::start(
-        endpoint,
-        AgentServerParts {
-            cluster: ClusterId::from("test"),
-            term,
-            driver,
-            pods,
-            metrics: Arc::clone(&metrics),
-        },
-    );
+    let cluster = ClusterId::from("test");
+    let parts = AgentServerParts { cluster, term, driver, pods, metrics: Arc::clone(&metrics) };
+    let server = AgentServer::start(endpoint, parts);
     let identity = authority.issue_agent(&NodeName::from("n1")).unwrap();
     let (dialler, _) = client_endpoint(&identity, &anchor).unwrap();
     let connection = dialler.connect(server.address().unwrap(), COORDINATOR_NAME).unwrap().await.unwrap();
-    let (_never_read, mut writer) = open_control(&connection).await.unwrap();
+    let (never_read, mut writer) = open_control(&connection).await.unwrap();
     let hello = Hello {
         oldest_version: 1,
         newest_version: 2,
@@ -133,14 +141,56 @@ async fn an_agent_that_does_not_read_is_cut_off() {
     writer.send(&FromAgent::Hello(hello)).await.unwrap();
     let connected = tokio::time::timeout(PATIENCE, inputs.recv()).await.unwrap().unwrap();
     let AgentInput::Connected { session, outbox, .. } = connected else { panic!("{connected:?}") };
-    // Far more than windows and queue hold together. Nothing here ever waits.
-    let message = ToAgent::Rejected { message: "x".repeat(64 << 10) };
-    let refused = (0..10_000).find_map(|_| outbox.send(message.clone()).err());
-    assert_eq!(refused, Some(NotSent::Slow));
+    Deaf {
+        server,
+        metrics,
+        inputs,
+        _reports: reports,
+        connection,
+        writer,
+        _never_read: never_read,
+        _endpoint: dialler,
+        session,
+        outbox,
+    }
+}
+
+/// Larger than most messages: a few of them fill all windows.
+fn large() -> ToAgent {
+    ToAgent::Rejected { message: "x".repeat(32 << 10) }
+}
+
+async fn assert_cut_off(mut agent: Deaf) {
     // The packet that says why may be lost in the flood; that the connection is gone is learnt all the same.
-    tokio::time::timeout(PATIENCE, connection.closed()).await.unwrap();
-    let gone = tokio::time::timeout(PATIENCE, inputs.recv()).await.unwrap().unwrap();
-    assert!(matches!(&gone, AgentInput::Gone { session: number, .. } if *number == session), "{gone:?}");
-    assert!(outbox.send(message).is_err());
-    server.stop().await;
+    tokio::time::timeout(PATIENCE, agent.connection.closed()).await.unwrap();
+    let gone = tokio::time::timeout(PATIENCE, agent.inputs.recv()).await.unwrap().unwrap();
+    assert!(matches!(&gone, AgentInput::Gone { session, .. } if *session == agent.session), "{gone:?}");
+    assert_eq!(agent.outbox.send(large()), Err(NotSent));
+    assert_eq!(agent.metrics.slow_agents.get(), 1, "one connection, counted once");
+    agent.server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_with_too_much_before_it_is_cut_off() {
+    let agent = deaf_agent().await;
+    // Far more than windows and queue hold together. Nothing here ever waits.
+    let message = ToAgent::Rejected { message: "x".repeat(1 << 10) };
+    let sent = (0..40_000).map(|_| agent.outbox.send(message.clone())).collect::<Vec<_>>();
+    let first = sent.iter().position(Result::is_err).unwrap();
+    assert!(first >= 16_384, "a whole pass has room: {first}");
+    assert!(sent[first..].iter().all(Result::is_err), "what is given up takes nothing more");
+    assert_cut_off(agent).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_takes_nothing_is_cut_off_though_it_shows_that_it_lives() {
+    let mut agent = deaf_agent().await;
+    for _ in 0..64 {
+        agent.outbox.send(large()).unwrap();
+    }
+    while agent.connection.close_reason().is_none() {
+        let _ = agent.writer.send(&FromAgent::Heartbeat).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_cut_off(agent).await;
 }

@@ -8,8 +8,9 @@ use phalanx_common::wire::{FromAgent, Hello, LeaseState, OLDEST_VERSION, ToAgent
 use phalanx_transport::{ControlReader, ControlWriter, FrameError, accept_control, peer_node_name};
 use quinn::{Connection, Incoming, VarInt};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
-use super::{AgentInput, OUTBOX_MESSAGES, Outbox, PodReport, REJECTION, SILENCE, Shared, code};
+use super::{AgentInput, End, OUTBOX_MESSAGES, Outbox, PodReport, REJECTION, SILENCE, STALLED, Shared, code};
 
 /// An agent that was let in.
 pub(super) struct Session {
@@ -48,7 +49,7 @@ impl Refusal {
             connection.closed().await;
             Ok::<(), FrameError>(())
         };
-        let _ = tokio::time::timeout(REJECTION, telling).await;
+        let _ = timeout(REJECTION, telling).await;
         connection.close(VarInt::from_u32(code::REJECTED), b"rejected");
     }
 }
@@ -126,21 +127,27 @@ impl Session {
         let node = hello.node.clone();
         let leases = hello.leases.iter().map(|report| report.lease).collect();
         let (messages, outgoing) = mpsc::channel(OUTBOX_MESSAGES);
-        let outbox = Outbox { messages, connection: connection.clone() };
+        let end = End::of(connection.clone());
+        let outbox = Outbox { messages, end: end.clone() };
         let _ = shared.pods.send(PodReport::Connected { node: node.clone(), leases }).await;
         if shared.driver.send(AgentInput::Connected { session: number, hello, outbox }).await.is_err() {
             return;
         }
         shared.metrics.agents.inc();
         tracing::info!(%node, session = number, address = %connection.remote_address(), "an agent is connected");
-        let writing = tokio::spawn(write(outgoing, writer));
+        let writing = tokio::spawn(write(outgoing, writer, end.clone()));
         let why = read(reader, &node, number, shared).await;
         if let Ending::Close(code, why) = &why {
             connection.close(VarInt::from_u32(*code), why.as_bytes());
         }
         writing.abort();
         shared.metrics.agents.dec();
-        tracing::info!(%node, session = number, "the agent's connection has ended: {why}");
+        if end.is_slow() {
+            shared.metrics.slow_agents.inc();
+            tracing::warn!(%node, session = number, "the agent is too slow: its connection was ended");
+        } else {
+            tracing::info!(%node, session = number, "the agent's connection has ended: {why}");
+        }
         let _ = shared.driver.send(AgentInput::Gone { node, session: number }).await;
     }
 }
@@ -161,18 +168,22 @@ impl std::fmt::Display for Ending {
     }
 }
 
-async fn write(mut outgoing: mpsc::Receiver<ToAgent>, mut writer: ControlWriter) {
+async fn write(mut outgoing: mpsc::Receiver<ToAgent>, mut writer: ControlWriter, end: End) {
     while let Some(message) = outgoing.recv().await {
-        if let Err(error) = writer.send(&message).await {
-            tracing::debug!(%error, "a message could not be written");
-            return;
+        match timeout(STALLED, writer.send(&message)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a message could not be written");
+                return;
+            }
+            Err(_) => return end.close_slow(),
         }
     }
 }
 
 async fn read(mut reader: ControlReader, node: &NodeName, session: u64, shared: &Shared) -> Ending {
     loop {
-        let message = match tokio::time::timeout(SILENCE, reader.next::<FromAgent>()).await {
+        let message = match timeout(SILENCE, reader.next::<FromAgent>()).await {
             Err(_) => return Ending::Close(code::SILENT, "nothing was heard for 6 s".to_owned()),
             Ok(Ok(None)) => return Ending::Close(code::INVALID, "the control stream has ended".to_owned()),
             Ok(Ok(Some(message))) => message,
