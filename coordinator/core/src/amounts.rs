@@ -46,6 +46,11 @@ impl ResourceTable {
         }
     }
 
+    /// True for a device, which an agent must confirm.
+    pub(crate) fn is_device(&self, id: ResourceId) -> bool {
+        self.names.get(id.0 as usize).is_some_and(ResourceName::is_device)
+    }
+
     /// The name of a resource.
     pub(crate) fn name(&self, key: ResourceKey) -> &str {
         match key {
@@ -170,9 +175,9 @@ impl Amounts {
         self.memory_bytes = lower(self.memory_bytes, other.memory_bytes);
     }
 
-    /// Takes over the amounts of the interned resources from `other`.
-    pub(crate) fn take_more(&mut self, other: &Self) {
-        self.more.clone_from(&other.more);
+    /// Takes over those interned resources from `other` that are wanted.
+    pub(crate) fn take_more(&mut self, other: &Self, wanted: impl Fn(ResourceId) -> bool) {
+        self.more = other.more.iter().copied().filter(|(id, _)| wanted(*id)).collect();
     }
 
     /// Raises each amount to at least that of `other`.

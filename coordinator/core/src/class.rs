@@ -129,7 +129,7 @@ impl Class {
         let mut sum = 0;
         let mut worst = 0;
         for first in bits(mask) {
-            for second in bits(mask & !((2_u64 << first) - 1)) {
+            for second in bits(mask & !(2_u64 << first).wrapping_sub(1)) {
                 sum += self.weights[first][second];
                 worst = worst.max(self.tiers[first][second]);
             }

@@ -11,6 +11,7 @@ use phalanx_common::units::Time;
 use crate::amounts::{Amounts, ResourceTable};
 use crate::class::{Class, ClassKey, ModelId, bits};
 use crate::event::NodeSpec;
+use crate::reason::Closed;
 
 /// Number of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,21 +53,21 @@ pub(crate) struct Node {
 
 impl Node {
     /// Why the node takes no new pods; `None` = it does.
-    pub(crate) fn closed(&self) -> Option<Arc<str>> {
+    pub(crate) fn closed(&self) -> Option<Closed> {
         if self.spec.as_ref().is_some_and(|spec| spec.unschedulable) {
-            return Some(Arc::from("unschedulable"));
+            return Some(Closed::Unschedulable);
         }
         match &self.agent {
-            Some(AgentSide { session: None, .. }) => return Some(Arc::from("its agent is not connected")),
+            Some(AgentSide { session: None, .. }) => return Some(Closed::AgentAway),
             Some(AgentSide { inventory, .. }) => {
                 if let ProbeState::DriverError(message) = &inventory.state {
-                    return Some(Arc::from(format!("driver error: {message}")));
+                    return Some(Closed::DriverError(Arc::from(message.as_str())));
                 }
             }
-            None if self.spec.is_none() => return Some(Arc::from("no such node any more")),
+            None if self.spec.is_none() => return Some(Closed::Removed),
             None => {}
         }
-        self.quarantine.as_ref().map(|(_, why)| why.clone())
+        self.quarantine.as_ref().map(|(_, why)| Closed::Quarantined(why.clone()))
     }
 
     /// Position of a GPU.
@@ -379,7 +380,8 @@ impl Cluster {
             capacity.gpus = agent.inventory.gpus.iter().filter(|gpu| gpu.health.is_healthy()).count() as u64;
             if let Some(spec) = &spec {
                 capacity.lower_to(spec);
-                capacity.take_more(spec);
+                // Devices beside GPUs are nobody's word: the agent does not see them.
+                capacity.take_more(spec, |id| !self.resources.is_device(id));
             }
         } else if let Some(spec) = spec {
             // Devices of a node without an agent are nobody's word: only an agent confirms them.
@@ -391,6 +393,24 @@ impl Cluster {
         node.labels
             .entry(Arc::from("kubernetes.io/hostname"))
             .or_insert_with(|| Arc::from(node.name.as_str()));
+    }
+
+    /// The same nodes in use as they are, but for what is on its way out, with those open that open
+    /// again by themselves or when their agent is back: for "would they help".
+    pub(crate) fn opened(&self, leaving: &[(NodeIndex, Taken)]) -> Self {
+        let mut open = self.clone();
+        for (index, taken) in leaving {
+            open.give_back(*index, taken);
+        }
+        for at in 0..open.nodes.len() {
+            let node = &mut open.nodes[at];
+            node.quarantine = None;
+            if let Some(agent) = &mut node.agent {
+                agent.session = Some(0);
+            }
+            open.refresh(NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), false);
+        }
+        open
     }
 
     /// The same nodes with nothing used and all that are away back: for "could it ever run".

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use phalanx_common::ids::{ActionId, GangName, LeaseId, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
 use phalanx_common::queue::PriorityClassSpec;
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{LeaseReport, LeaseState};
 
 use crate::action::{Action, Command};
@@ -18,7 +18,7 @@ use crate::place::PodNeed;
 use crate::queue::Queues;
 use crate::settings::Settings;
 
-/// Bound of the rounds within one cycle; what is left waits for the next event.
+/// Bound of the rounds within one cycle; what is left is done in the next one.
 const CYCLE_ROUNDS: u32 = 8;
 
 /// What an action in flight was for.
@@ -49,6 +49,8 @@ pub(crate) enum Timer {
     QueueStatus(QueueName),
     /// A plan that could not be removed.
     PlanRemoval(GangName),
+    /// The rest of a pass that did more than one cycle may.
+    Rest,
 }
 
 impl Timer {
@@ -58,6 +60,7 @@ impl Timer {
             Self::Gang(_) => "a gang's step is due",
             Self::Quarantine(_) => "a node's quarantine ends",
             Self::QueueStatus(_) | Self::PlanRemoval(_) => "a write is tried again",
+            Self::Rest => "a pass is not finished",
         }
     }
 }
@@ -170,14 +173,18 @@ impl Core {
             self.pass(now, actions);
             self.progress_touched(now, actions);
             self.drive_leases(now, actions);
-            let is_settled = self.touched.is_empty()
-                && self.to_try.is_empty()
-                && self.room_seen == self.cluster.room_generation;
-            if is_settled {
+            if self.is_settled() {
                 break;
             }
         }
+        if !self.is_settled() {
+            self.timers.insert((now + Millis(1), Timer::Rest));
+        }
         self.write_queue_status(actions);
+    }
+
+    fn is_settled(&self) -> bool {
+        self.touched.is_empty() && self.to_try.is_empty() && self.room_seen == self.cluster.room_generation
     }
 
     /// When `cycle` must be called at the latest, and for what.
@@ -261,6 +268,7 @@ impl Core {
                     self.touched_queues.insert(queue);
                 }
                 Timer::PlanRemoval(gang) => self.retry_removal(&gang, actions),
+                Timer::Rest => {}
             }
         }
     }

@@ -133,12 +133,17 @@ impl Core {
             reason: None,
             charge: Amounts::default(),
             leases: 0,
-            attempts: (Time(0), 0),
+            failures: (Time(0), 0),
             not_before: Time(0),
             written: None,
         };
+        let name = gang.spec.name.clone();
         self.gangs.gangs.insert(key, gang);
         self.touched.insert(key);
+        // Pods may have been heard of before their PodGroup.
+        for uid in self.gangs.pods_of.get(&name).cloned().unwrap_or_default() {
+            self.note_binding(key, &uid);
+        }
     }
 
     /// A gang's object changed; what is placed stays placed.

@@ -36,8 +36,8 @@ pub(crate) struct Gang {
     pub(crate) charge: Amounts,
     /// Leases it has, those on their way out included.
     pub(crate) leases: u32,
-    /// Starts of placement in the present minute.
-    pub(crate) attempts: (Time, u32),
+    /// Placements that failed after they were begun, since when.
+    pub(crate) failures: (Time, u32),
     /// Not to be tried before.
     pub(crate) not_before: Time,
     /// The status written last.

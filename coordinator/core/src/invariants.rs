@@ -30,7 +30,15 @@ fn check_nodes(core: &Core) -> Result<(), String> {
             return Err(format!("node {}: used {:?}, its leases hold {used:?}", node.name, node.used));
         }
         let Some(agent) = &node.agent else { continue };
-        for (gpu, holder) in agent.inventory.gpus.iter().zip(&agent.holders) {
+        let gpus = || agent.inventory.gpus.iter().zip(&agent.holders);
+        for id in core.leases.by_node.get(&index).into_iter().flatten() {
+            let Some(lease) = core.leases.leases.get(id) else { continue };
+            let free = gpus().find(|(gpu, holder)| holder.is_none() && lease.taken.gpus.contains(&gpu.id));
+            if let Some((gpu, _)) = free {
+                return Err(format!("node {}: {} is free and lease {id} holds it", node.name, gpu.id));
+            }
+        }
+        for (gpu, holder) in gpus() {
             let held_by_known = holder.is_none_or(|id| {
                 core.leases.leases.get(&id).is_some_and(|lease| lease.taken.gpus.contains(&gpu.id))
             });

@@ -2,11 +2,13 @@
 //! and given back in both when the lease is gone.
 
 use phalanx_common::gang::PodBinding;
-use phalanx_common::ids::LeaseId;
+use phalanx_common::ids::{LeaseId, NodeName};
+use phalanx_common::topology::Inventory;
 use phalanx_common::units::Time;
 use phalanx_common::wire::LeaseState;
 
 use crate::action::{Action, Command};
+use crate::cluster::NodeIndex;
 use crate::core::{Core, Timer};
 use crate::lease::Lease;
 use crate::phase::Step;
@@ -21,6 +23,27 @@ impl Core {
         if let Some(gang) = gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {
             gang.leases += 1;
             self.charge_lease(id, true);
+        }
+    }
+
+    /// An agent told what its node has. GPUs that were not seen for a while have their holders back.
+    pub(crate) fn apply_inventory(
+        &mut self,
+        name: &NodeName,
+        session: u64,
+        inventory: Inventory,
+    ) -> NodeIndex {
+        let node = self.cluster.apply_inventory(name, session, inventory);
+        self.attach_leases(node);
+        node
+    }
+
+    /// Makes every lease of a node the holder of its GPUs where nobody else is.
+    fn attach_leases(&mut self, node: NodeIndex) {
+        for id in self.leases.by_node.get(&node).into_iter().flatten() {
+            if let Some(lease) = self.leases.leases.get(id) {
+                self.cluster.attach(node, &lease.taken);
+            }
         }
     }
 
@@ -55,6 +78,7 @@ impl Core {
         self.charge_lease(id, false);
         let Some(lease) = self.leases.remove(id) else { return };
         self.cluster.give_back(lease.node, &lease.taken);
+        self.attach_leases(lease.node);
         if let Some(pod) = self.gangs.pods.get_mut(lease.pod())
             && pod.lease == Some(id)
         {

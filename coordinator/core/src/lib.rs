@@ -7,6 +7,7 @@
 //! explain.
 
 pub mod action;
+mod admission;
 mod amounts;
 mod class;
 mod cluster;
@@ -26,6 +27,7 @@ mod queue;
 pub mod reason;
 mod recover;
 mod replies;
+mod required;
 mod round;
 pub mod settings;
 mod show;

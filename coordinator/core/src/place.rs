@@ -220,6 +220,15 @@ fn place_each(
     Ok(placed)
 }
 
+/// The models a task's pods may go to together, the scarcest first.
+fn models_for(cluster: &Cluster, pods: &[Candidate], pinned: Option<ModelId>) -> Vec<Models> {
+    match pinned {
+        Some(model) => vec![Models::Only(model)],
+        None if pods.len() == 1 || pods.iter().all(|pod| pod.need.gpus == 0) => vec![Models::Any],
+        None => cluster.models_scarcest_first().into_iter().map(Models::Only).collect(),
+    }
+}
+
 /// Places the pods of one task on GPUs of one model: the scarcest model that takes all of them.
 fn place_task(
     cluster: &Cluster,
@@ -227,11 +236,7 @@ fn place_task(
     pods: &[Candidate],
     pinned: Option<ModelId>,
 ) -> Result<Vec<Placed>, Shortfall> {
-    let models = match pinned {
-        Some(model) => vec![Models::Only(model)],
-        None if pods.len() == 1 || pods.iter().all(|pod| pod.need.gpus == 0) => vec![Models::Any],
-        None => cluster.models_scarcest_first().into_iter().map(Models::Only).collect(),
-    };
+    let models = models_for(cluster, pods, pinned);
     let mut nearest: Option<Shortfall> = None;
     for model in models {
         let mut trial = overlay.clone();
@@ -264,21 +269,11 @@ pub(crate) fn place(
     shape: &GangShape,
     pods: &[Candidate],
 ) -> Result<Vec<Placed>, Shortfall> {
-    let mut tasks: BTreeMap<&Arc<str>, Vec<Candidate>> = BTreeMap::new();
     if pods.len() == 1 {
         return place_task(cluster, overlay, pods, shape.pinned.get(&pods[0].task).copied());
     }
-    for candidate in pods {
-        tasks.entry(&candidate.task).or_default().push(candidate.clone());
-    }
-    let size = |candidate: &Candidate| (candidate.need.gpus, candidate.need.amounts.cpu_milli);
-    let mut groups: Vec<(&Arc<str>, Vec<Candidate>)> = tasks.into_iter().collect();
-    for (_, group) in &mut groups {
-        group.sort_by_key(|candidate| std::cmp::Reverse(size(candidate)));
-    }
-    groups.sort_by_key(|(_, group)| std::cmp::Reverse(group.first().map(size)));
     let mut placed = Vec::with_capacity(pods.len());
-    for (task, group) in groups {
+    for (task, group) in by_task(pods) {
         let result = if shape.mixed_models {
             place_each(cluster, overlay, &group, Models::Any)
         } else {
@@ -293,6 +288,50 @@ pub(crate) fn place(
         }
     }
     Ok(placed)
+}
+
+/// Pods by task, the tasks with the largest pods first, and the largest pods first in each.
+fn by_task(pods: &[Candidate]) -> Vec<(&Arc<str>, Vec<Candidate>)> {
+    let mut tasks: BTreeMap<&Arc<str>, Vec<Candidate>> = BTreeMap::new();
+    for candidate in pods {
+        tasks.entry(&candidate.task).or_default().push(candidate.clone());
+    }
+    let size = |candidate: &Candidate| (candidate.need.gpus, candidate.need.amounts.cpu_milli);
+    let mut groups: Vec<(&Arc<str>, Vec<Candidate>)> = tasks.into_iter().collect();
+    for (_, group) in &mut groups {
+        group.sort_by_key(|candidate| std::cmp::Reverse(size(candidate)));
+    }
+    groups.sort_by_key(|(_, group)| std::cmp::Reverse(group.first().map(size)));
+    groups
+}
+
+/// How many of `pods` could be placed together if those that fit nowhere were left out.
+pub(crate) fn place_most(cluster: &Cluster, shape: &GangShape, pods: &[Candidate]) -> u32 {
+    let mut overlay = Overlay::default();
+    let mut count = 0;
+    for (task, group) in by_task(pods) {
+        let models = if shape.mixed_models {
+            vec![Models::Any]
+        } else {
+            models_for(cluster, &group, shape.pinned.get(task).copied())
+        };
+        let trials = models.into_iter().map(|models| {
+            let mut trial = overlay.clone();
+            let fits = |candidate: &&Candidate| {
+                let place = choose(cluster, &trial, &candidate.need, models);
+                if let Some((node, mask)) = place {
+                    trial.take(cluster, &candidate.need, node, mask);
+                }
+                place.is_some()
+            };
+            (group.iter().filter(fits).count(), trial)
+        });
+        if let Some((fit, best)) = trials.max_by_key(|(fit, _)| *fit) {
+            count += u32::try_from(fit).unwrap_or(u32::MAX);
+            overlay = best;
+        }
+    }
+    count
 }
 
 /// Nodes that could take one such pod now.

@@ -11,6 +11,7 @@ use crate::action::QueueStatus;
 use crate::amounts::{Amounts, ResourceKey, ResourceTable};
 use crate::gang::{GangKey, OrderKey};
 use crate::phase::PhaseKind;
+use crate::reason::Reason;
 
 /// One queue. A queue that gangs name and nobody made has no spec and takes no gang.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +34,14 @@ pub(crate) struct Over {
     pub(crate) limit: u64,
     pub(crate) used: u64,
     pub(crate) asked: u64,
+}
+
+impl Over {
+    /// The same as a reason.
+    pub(crate) fn reason(self, queue: &QueueName) -> Reason {
+        let Self { resource, limit, used, asked } = self;
+        Reason::QuotaUsed { queue: queue.clone(), resource, limit, used, asked }
+    }
 }
 
 impl Queue {

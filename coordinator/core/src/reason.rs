@@ -36,6 +36,8 @@ pub enum Reason {
         limit: u64,
         /// What the gang's minimum asks.
         asked: u64,
+        /// The largest minimum that the ceiling allows, where there is one.
+        lower_to: Option<u32>,
     },
     /// The queue's ceiling is reached.
     QuotaUsed {
@@ -101,15 +103,24 @@ pub enum Reason {
         shape: Arc<str>,
         /// Pods would fit if GPUs of several models could be mixed.
         mixed_models_would_fit: bool,
+        /// The largest minimum that an empty cluster would take, where there is one.
+        lower_to: Option<u32>,
     },
     /// Not enough free now.
-    NoRoom(NoRoom),
-    /// Nodes it needs are closed: agents are away, or refused too often.
+    NoRoom(Box<NoRoom>),
+    /// It would fit if nodes were open that are closed now.
     NodesClosed {
-        /// Closed nodes and why.
-        nodes: Vec<(NodeName, Arc<str>)>,
+        /// The nodes it would use, and why each is closed.
+        nodes: Vec<(NodeName, Closed)>,
         /// What would be free otherwise.
         room: Box<NoRoom>,
+    },
+    /// It runs, and more of its pods wait for a place.
+    MorePodsWait {
+        /// Pods that wait.
+        waiting: u32,
+        /// Why the first of them does.
+        cause: Box<Reason>,
     },
     /// It is being placed at this moment.
     InProgress {
@@ -141,6 +152,50 @@ pub struct NoRoom {
     pub feasible_nodes: u32,
     /// It would fit if GPUs of several models could be mixed.
     pub mixed_models_would_fit: bool,
+    /// The largest minimum that would fit now, where there is one.
+    pub lower_to: Option<u32>,
+    /// Nodes that take no new pods, and why; at most 8.
+    pub closed: Vec<(NodeName, Closed)>,
+}
+
+/// Why a node takes no new pods.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Closed {
+    /// Its object says so.
+    Unschedulable,
+    /// No connection to its agent.
+    AgentAway,
+    /// Its driver answers with an error.
+    DriverError(Arc<str>),
+    /// It refused or did not answer; it opens again by itself.
+    Quarantined(Arc<str>),
+    /// Neither object nor agent is left.
+    Removed,
+}
+
+impl Closed {
+    /// What would open the node.
+    fn fix(&self, node: &NodeName) -> String {
+        match self {
+            Self::Unschedulable => format!("make node {node} schedulable"),
+            Self::AgentAway => format!("bring the agent of {node} back"),
+            Self::DriverError(_) => format!("repair the driver of {node}"),
+            Self::Quarantined(_) => format!("wait until {node} opens again, which it does by itself"),
+            Self::Removed => format!("bring node {node} back"),
+        }
+    }
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unschedulable => formatter.write_str("unschedulable"),
+            Self::AgentAway => formatter.write_str("its agent is not connected"),
+            Self::DriverError(message) => write!(formatter, "driver error: {message}"),
+            Self::Quarantined(why) => formatter.write_str(why),
+            Self::Removed => formatter.write_str("no such node any more"),
+        }
+    }
 }
 
 impl Reason {
@@ -161,6 +216,7 @@ impl Reason {
             Self::LargerThanCluster { .. } => "LargerThanCluster",
             Self::NoRoom(_) => "NoRoom",
             Self::NodesClosed { .. } => "NodesClosed",
+            Self::MorePodsWait { .. } => "MorePodsWait",
             Self::InProgress { .. } => "InProgress",
         }
     }
@@ -174,15 +230,19 @@ impl Reason {
             Self::NoSuchPriorityClass { class } => {
                 format!("create PriorityClass {class}, or drop priorityClassName")
             }
-            Self::AboveCapability { queue, resource, asked, .. } => format!(
-                "raise capability {resource} of Queue {queue} to {}, or lower minMember",
-                format_amount(resource, *asked)
+            Self::AboveCapability { queue, resource, asked, lower_to, .. } => format!(
+                "raise capability {resource} of Queue {queue} to {}{}",
+                format_amount(resource, *asked),
+                lower(*lower_to)
             ),
-            Self::QuotaUsed { queue, resource, limit, used, asked } => format!(
-                "wait for {} to end in Queue {queue}, or raise its capability {resource} by {}",
-                format_amount(resource, used.saturating_add(*asked).saturating_sub(*limit)),
-                format_amount(resource, used.saturating_add(*asked).saturating_sub(*limit))
-            ),
+            Self::QuotaUsed { queue, resource, limit, used, asked } => {
+                let short = used.saturating_add(*asked).saturating_sub(*limit);
+                format!(
+                    "wait until {} of Queue {queue} is free again, or raise its capability {resource} by {}",
+                    amount_of(resource, short),
+                    format_amount(resource, short)
+                )
+            }
             Self::TooFewPods { exist, minimum, task } => {
                 let more = pods(minimum.saturating_sub(*exist), "more ");
                 match task {
@@ -203,15 +263,16 @@ impl Reason {
                 format_amount(resource, *asked)
             ),
             Self::LargerThanCluster { mixed_models_would_fit: true, .. } => MIX_FIX.to_owned(),
-            Self::LargerThanCluster { fit, minimum, shape, .. } => {
-                let lower = if *fit > 0 { format!(", or lower minMember to {fit}") } else { String::new() };
-                format!("add nodes for {} of {shape}{lower}", pods(minimum.saturating_sub(*fit), "more "))
-            }
+            Self::LargerThanCluster { fit, minimum, shape, lower_to, .. } => format!(
+                "add nodes for {} of {shape}{}",
+                pods(minimum.saturating_sub(*fit), "more "),
+                lower(*lower_to)
+            ),
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => {
-                let names: Vec<&str> = nodes.iter().map(|(node, _)| node.as_str()).collect();
-                format!("look at {}: a node opens again by itself once its agent answers", names.join(", "))
+                nodes.iter().map(|(node, closed)| closed.fix(node)).collect::<Vec<_>>().join("; ")
             }
+            Self::MorePodsWait { cause, .. } => cause.fix(),
             Self::InProgress { .. } => String::new(),
         }
     }
@@ -226,15 +287,19 @@ impl NoRoom {
             return MIX_FIX.to_owned();
         }
         let missing = self.minimum.saturating_sub(self.fit);
-        let lower =
-            if self.fit > 0 { format!(", or lower minMember to {}", self.fit) } else { String::new() };
         format!(
-            "wait for room for {} of {}{}{lower}",
+            "wait for room for {} of {}{}{}",
             pods(missing, "more "),
             amount_of(&self.resource, self.asked),
             if missing == 1 { "" } else { " each" },
+            lower(self.lower_to)
         )
     }
+}
+
+/// The suggestion to lower the minimum, where a lower one would do.
+fn lower(minimum: Option<u32>) -> String {
+    minimum.map(|minimum| format!(", or lower minMember to {minimum}")).unwrap_or_default()
 }
 
 /// `1 more pod`, `3 pods`.
@@ -261,35 +326,38 @@ fn free_amount_of(resource: &str, amount: u64) -> String {
 impl fmt::Display for NoRoom {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let amount = |amount: u64| format_amount(&self.resource, amount);
+        if self.minimum == 1 && self.pods == 1 {
+            formatter.write_str("no room for the pod: ")?;
+        } else {
+            let (minimum, fit) = (self.minimum, self.fit);
+            write!(formatter, "{minimum} of {} pods needed, only {fit} of {minimum} pods fit: ", self.pods)?;
+        }
         write!(
             formatter,
-            "{} of {} pods needed, only {} of {} pods fit: {} node{} with {}; {} free in total",
-            self.minimum,
-            self.pods,
-            self.fit,
-            self.minimum,
+            "{} node{} with {}; {} free in total",
             self.feasible_nodes,
             if self.feasible_nodes == 1 { "" } else { "s" },
             free_amount_of(&self.resource, self.asked),
             amount_of(&self.resource, self.free_total),
         )?;
-        if self.free_by_node.is_empty() {
+        if !self.free_by_node.is_empty() {
+            let free: Vec<String> = self.free_by_node.iter().map(|(_, free, _)| amount(*free)).collect();
+            let nodes = self.free_by_node.iter();
+            let nodes =
+                nodes.map(|(node, free, all)| format!("{node}: {} of {} free", amount(*free), amount(*all)));
+            let (free, nodes) = (free.join(","), nodes.collect::<Vec<_>>().join(", "));
+            let largest = amount(self.largest);
+            write!(formatter, "; free per node {free}; largest free block {largest} ({nodes})")?;
+        }
+        if self.closed.is_empty() {
             return Ok(());
         }
-        let free: Vec<String> = self.free_by_node.iter().map(|(_, free, _)| amount(*free)).collect();
-        let nodes: Vec<String> = self
-            .free_by_node
-            .iter()
-            .map(|(node, free, all)| format!("{node}: {} of {} free", amount(*free), amount(*all)))
-            .collect();
-        let largest = amount(self.largest);
-        write!(
-            formatter,
-            "; free per node {}; largest free block {largest} ({})",
-            free.join(","),
-            nodes.join(", ")
-        )
+        write!(formatter, "; closed: {}", name_closed(&self.closed))
     }
+}
+
+fn name_closed(nodes: &[(NodeName, Closed)]) -> String {
+    nodes.iter().map(|(node, closed)| format!("{node} ({closed})")).collect::<Vec<_>>().join(", ")
 }
 
 impl fmt::Display for Reason {
@@ -300,7 +368,7 @@ impl fmt::Display for Reason {
                 write!(formatter, "queue {queue} is closed and takes no new gangs")
             }
             Self::NoSuchPriorityClass { class } => write!(formatter, "PriorityClass {class} does not exist"),
-            Self::AboveCapability { queue, resource, limit, asked } => write!(
+            Self::AboveCapability { queue, resource, limit, asked, .. } => write!(
                 formatter,
                 "queue {queue} has capability {resource} {}, the gang's minimum asks {}: it can never run there",
                 format_amount(resource, *limit),
@@ -332,7 +400,7 @@ impl fmt::Display for Reason {
                 amount_of(resource, *largest),
                 format_amount(resource, *asked)
             ),
-            Self::LargerThanCluster { fit, minimum, shape, mixed_models_would_fit } => {
+            Self::LargerThanCluster { fit, minimum, shape, mixed_models_would_fit, .. } => {
                 let models = if *mixed_models_would_fit { " with one GPU model per task" } else { "" };
                 write!(
                     formatter,
@@ -341,8 +409,22 @@ impl fmt::Display for Reason {
             }
             Self::NoRoom(room) => room.fmt(formatter),
             Self::NodesClosed { nodes, room } => {
-                let nodes: Vec<String> = nodes.iter().map(|(node, why)| format!("{node}: {why}")).collect();
-                write!(formatter, "closed nodes would have room: {}; without them {room}", nodes.join("; "))
+                write!(
+                    formatter,
+                    "nodes it would use are closed: {}; without them {room}",
+                    name_closed(nodes)
+                )
+            }
+            Self::MorePodsWait { waiting, cause } => {
+                write!(
+                    formatter,
+                    "it runs; {} for a place: {cause}",
+                    if *waiting == 1 {
+                        "1 more pod waits".to_owned()
+                    } else {
+                        format!("{waiting} more pods wait")
+                    }
+                )
             }
             Self::InProgress { step } => write!(formatter, "in progress: {step}"),
         }

@@ -21,7 +21,7 @@ const REFUSED_BINDING_FACTOR: u64 = 10;
 impl Core {
     pub(crate) fn agent_connected(&mut self, session: u64, hello: Hello, actions: &mut Vec<Action>) {
         self.raise_term(hello.highest_term, actions);
-        let node = self.cluster.apply_inventory(&hello.node, session, hello.inventory);
+        let node = self.apply_inventory(&hello.node, session, hello.inventory);
         if self.synced {
             self.reconcile(node, hello.leases);
         } else {
@@ -66,7 +66,7 @@ impl Core {
         let Some(node) = self.current_session(name, session) else { return };
         match message {
             FromAgent::Inventory(inventory) => {
-                self.cluster.apply_inventory(name, session, inventory);
+                self.apply_inventory(name, session, inventory);
             }
             FromAgent::HealthChanged { gpus } => self.cluster.apply_health(node, &gpus),
             FromAgent::Reserved { lease, .. } => {
@@ -78,7 +78,7 @@ impl Core {
             }
             FromAgent::LeaseIs { lease, state, .. } => self.lease_known(lease, Some(state)),
             FromAgent::Refused { lease, cause, inventory, leases, .. } => {
-                self.cluster.apply_inventory(name, session, *inventory);
+                self.apply_inventory(name, session, *inventory);
                 self.refused(node, lease, &cause, now, actions);
                 self.reconcile(node, leases);
             }
@@ -134,7 +134,9 @@ impl Core {
         }
         let budget = self.settings.refusal_budget;
         let until = now + self.settings.quarantine_ms;
-        if self.cluster.count_refusal(node, budget, until) {
+        // A request that does not add up is no fault of the node.
+        let is_nodes_fault = !matches!(cause, RefusalCause::Malformed(_));
+        if is_nodes_fault && self.cluster.count_refusal(node, budget, until) {
             self.timers.insert((until, Timer::Quarantine(node)));
             let message = format!(
                 "node {} refused {budget} times in a row and takes no new pods for {}; the last cause: {cause:?}",

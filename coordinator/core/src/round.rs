@@ -310,6 +310,8 @@ impl Core {
         let Some(round) = gang.phase.round_mut() else { return };
         let round = round.clone();
         gang.not_before = retry_at;
+        self.count_failure(key, retry_at);
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let keeps_plan = gang.phase.cut_short().is_some();
         match &mut gang.phase {
             Phase::Running { round } | Phase::Degraded { round, .. } => *round = None,

@@ -91,7 +91,10 @@ impl Core {
                     refused.map(|text| format!("; {text}")).unwrap_or_default()
                 ))
             }
-            PhaseKind::Running | PhaseKind::Finished => None,
+            PhaseKind::Running => {
+                gang.reason.clone().filter(|reason| matches!(reason, Reason::MorePodsWait { .. }))
+            }
+            PhaseKind::Finished => None,
             PhaseKind::Degraded | PhaseKind::Evicting => match &gang.phase {
                 crate::phase::Phase::Degraded { cause, .. } | crate::phase::Phase::Evicting { cause, .. } => {
                     step(cause)
@@ -134,9 +137,8 @@ impl Core {
             let lease = lease.and_then(|id| self.leases.leases.get(&id))?;
             Some(lease.request.pod_name.clone())
         };
-        let state = node
-            .closed()
-            .unwrap_or_else(|| Arc::from(if node.agent.is_some() { "ready" } else { "no-agent" }));
+        let open = if node.agent.is_some() { "ready" } else { "no-agent" };
+        let state = node.closed().map_or_else(|| Arc::from(open), |closed| Arc::from(closed.to_string()));
         let gpus = node.agent.iter().flat_map(|agent| agent.inventory.gpus.iter().zip(&agent.holders));
         NodeView {
             name: node.name.clone(),
@@ -165,13 +167,32 @@ impl Core {
         let needs: BTreeMap<_, _> = self
             .gangs
             .pods_of(name)
-            .filter(|(_, pod)| pod.is_unplaced())
+            .filter(|(_, pod)| pod.is_unplaced() && pod.spec.blockers.is_empty())
             .map(|(_, pod)| (pod.need.clone(), ()))
             .collect();
         let feasible = needs.keys().map(|need| feasible_nodes(&self.cluster, need)).min().unwrap_or(0);
         let nodes = u32::try_from(self.cluster.nodes().count()).unwrap_or(u32::MAX);
-        let lines = explain_lines(&view, &quota, (!needs.is_empty()).then_some(feasible), nodes);
+        let mut lines = explain_lines(&view, &quota, (!needs.is_empty()).then_some(feasible), nodes);
+        lines.extend(self.ahead_line(gang));
         Some(Explanation { gang: view, quota, feasible_nodes: feasible, nodes, lines })
+    }
+
+    /// Gangs that wait for the quota of the same queue and are served first.
+    fn ahead_line(&self, gang: &Gang) -> Option<String> {
+        if !matches!(gang.reason, Some(Reason::QuotaUsed { .. })) {
+            return None;
+        }
+        let ahead = self.waiting.range(..gang.order).filter_map(|(_, key)| self.gangs.gangs.get(key));
+        let ahead = ahead.filter(|other| {
+            other.spec.queue == gang.spec.queue && matches!(other.reason, Some(Reason::QuotaUsed { .. }))
+        });
+        match ahead.count() {
+            0 => None,
+            1 => Some("ahead of it: 1 gang of its queue waits for quota too and is served first".to_owned()),
+            count => Some(format!(
+                "ahead of it: {count} gangs of its queue wait for quota too and are served first"
+            )),
+        }
     }
 
     fn quota_views(&self, gang: &Gang) -> Vec<QuotaView> {
@@ -212,7 +233,13 @@ fn explain_lines(view: &GangView, quota: &[QuotaView], feasible: Option<u32>, no
     let limited: Vec<String> = limited.collect();
     let text =
         if limited.is_empty() { "no limit on what it asks for".to_owned() } else { limited.join(", ") };
-    lines.push(format!("quota of queue {}: {text}", view.queue));
+    let is_queue_missing =
+        matches!(view.reason.as_ref().map(|view| &view.reason), Some(Reason::NoSuchQueue { .. }));
+    lines.push(if is_queue_missing {
+        format!("quota of queue {}: there is no such queue", view.queue)
+    } else {
+        format!("quota of queue {}: {text}", view.queue)
+    });
     if let Some(feasible) = feasible {
         lines.push(format!("feasible nodes: {feasible} of {nodes} have room now for one more of its pods"));
     }

@@ -1,23 +1,24 @@
 //! Finds the thing that limits a gang that did not fit.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use phalanx_common::ids::NodeName;
 use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 
 use crate::amounts::{Amounts, ResourceKey};
-use crate::cluster::{Cluster, Node, NodeIndex};
+use crate::cluster::{Cluster, Node, NodeIndex, Taken};
 use crate::gang::natural;
-use crate::pass::Required;
-use crate::place::{GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, place};
+use crate::place::{GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, place, place_most};
 use crate::predicates::{self, Obstacle};
-use crate::reason::{NoRoom, Reason};
-
-/// What the leases of a node hold that have been told to end.
-pub(crate) type Leaving = Amounts;
+use crate::reason::{Closed, NoRoom, Reason};
+use crate::required::Required;
 
 /// Nodes named in a reason.
 const NODES_NAMED: usize = 8;
+
+/// Up to so many pods every lower minimum is tried before one is suggested.
+const ALL_MINIMA: u32 = 32;
 
 /// Why `required` does not fit; true where no end of other work would help.
 pub(crate) fn diagnose(
@@ -26,7 +27,7 @@ pub(crate) fn diagnose(
     shape: &GangShape,
     required: &Required,
     shortfall: &Shortfall,
-    leaving: &BTreeMap<NodeIndex, Leaving>,
+    leaving: &[(NodeIndex, Taken)],
 ) -> (Reason, bool) {
     let need = &shortfall.need;
     if let Some(reason) = no_node_ever(cluster, empty, need) {
@@ -37,27 +38,61 @@ pub(crate) fn diagnose(
         !shape.mixed_models && place(cluster, &mut Overlay::default(), &mixed, &required.pods).is_ok()
     };
     if let Err(ever) = place(empty, &mut Overlay::default(), shape, &required.pods) {
+        let fit = place_most(empty, shape, &required.pods);
         let reason = Reason::LargerThanCluster {
-            fit: ever.fit,
+            fit,
             minimum: required.minimum,
             shape: describe(cluster, &ever.need),
             mixed_models_would_fit: fits_mixed(empty),
+            lower_to: lower_to(empty, shape, required),
         };
         return (reason, true);
     }
-    let room = no_room(cluster, required, shortfall, fits_mixed(cluster));
-    let closed: Vec<_> = cluster
-        .nodes()
-        .filter_map(|(index, node)| Some((index, node, node.closed()?)))
-        .filter(|(index, node, _)| has_room(node, need, leaving.get(index)))
-        .map(|(_, node, why)| (node.name.clone(), why))
-        .take(NODES_NAMED)
-        .collect();
-    if closed.is_empty() {
-        (Reason::NoRoom(room), false)
-    } else {
-        (Reason::NodesClosed { nodes: closed, room: Box::new(room) }, false)
+    let mut room = no_room(cluster, required, shape, need);
+    room.mixed_models_would_fit = fits_mixed(cluster);
+    let closed = closed_nodes(cluster);
+    let would_help = closed.iter().any(|(index, _, _)| has_room(cluster, *index, need, leaving));
+    if would_help {
+        let open = cluster.opened(leaving);
+        if let Ok(placed) = place(&open, &mut Overlay::default(), shape, &required.pods) {
+            let used: BTreeSet<NodeIndex> = placed.iter().map(|place| place.node).collect();
+            let needed = closed.iter().filter(|(index, _, _)| used.contains(index));
+            let nodes = needed.map(|(_, name, why)| (name.clone(), why.clone()));
+            let nodes: Vec<_> = nodes.take(NODES_NAMED).collect();
+            if !nodes.is_empty() {
+                return (Reason::NodesClosed { nodes, room: Box::new(room) }, false);
+            }
+        }
     }
+    room.closed = closed.into_iter().map(|(_, name, why)| (name, why)).take(NODES_NAMED).collect();
+    (Reason::NoRoom(Box::new(room)), false)
+}
+
+/// Nodes that take no new pods and are not gone for good, by name.
+fn closed_nodes(cluster: &Cluster) -> Vec<(NodeIndex, NodeName, Closed)> {
+    let closed = cluster.nodes().filter_map(|(index, node)| Some((index, node.name.clone(), node.closed()?)));
+    let mut closed: Vec<_> = closed.filter(|(_, _, why)| *why != Closed::Removed).collect();
+    closed.sort_by(|(_, left, _), (_, right, _)| natural(left.as_str()).cmp(&natural(right.as_str())));
+    closed
+}
+
+/// The largest minimum with which the gang would start; it takes pods in their order.
+fn lower_to(cluster: &Cluster, shape: &GangShape, required: &Required) -> Option<u32> {
+    let starts = |minimum: u32| {
+        let pods = required.pods.get(..minimum as usize);
+        pods.is_some_and(|pods| place(cluster, &mut Overlay::default(), shape, pods).is_ok())
+    };
+    let all = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
+    if all <= ALL_MINIMA {
+        return (1..all).rev().find(|minimum| starts(*minimum));
+    }
+    // Fewer pods hardly ever fit worse than more, so that halving finds the largest or one close to it.
+    let (mut fits, mut fails) = (0, all);
+    while fits + 1 < fails {
+        let middle = fits.midpoint(fails);
+        if starts(middle) { fits = middle } else { fails = middle }
+    }
+    (fits > 0).then_some(fits)
 }
 
 /// A pod as text: `8 nvidia.com/gpu, 32 cpu`.
@@ -112,18 +147,19 @@ fn free(node: &Node, key: ResourceKey) -> u64 {
 }
 
 /// True where a closed node would take the pod, were it open and rid of the promises it owes an answer.
-fn has_room(node: &Node, need: &PodNeed, leaving: Option<&Leaving>) -> bool {
+fn has_room(cluster: &Cluster, index: NodeIndex, need: &PodNeed, leaving: &[(NodeIndex, Taken)]) -> bool {
+    let node = cluster.node(index);
     let mut used = node.used.clone();
     let mut gpus = u64::from(node.free_mask.count_ones());
-    if let Some(leaving) = leaving {
-        used.subtract(leaving);
-        gpus += leaving.gpus;
+    for (_, taken) in leaving.iter().filter(|(of, _)| *of == index) {
+        used.subtract(&taken.amounts);
+        gpus += taken.amounts.gpus;
     }
     gpus >= u64::from(need.gpus) && predicates::check(node, need, &used).is_ok()
 }
 
-fn no_room(cluster: &Cluster, required: &Required, shortfall: &Shortfall, mixed: bool) -> NoRoom {
-    let need = &shortfall.need;
+fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &PodNeed) -> NoRoom {
+    let fit = place_most(cluster, shape, &required.pods);
     let open: Vec<&Node> = cluster
         .nodes()
         .map(|(_, node)| node)
@@ -148,9 +184,9 @@ fn no_room(cluster: &Cluster, required: &Required, shortfall: &Shortfall, mixed:
         .map(|(name, _)| cluster.find(name).map_or(0, |index| cluster.node(index).capacity.get(key)))
         .collect();
     NoRoom {
-        fit: shortfall.fit,
+        fit,
         minimum: required.minimum,
-        pods: u32::try_from(required.pods.len()).unwrap_or(u32::MAX),
+        pods: required.all,
         resource: Arc::from(cluster.resources.name(key)),
         asked: need.amounts.get(key),
         free_total,
@@ -161,7 +197,9 @@ fn no_room(cluster: &Cluster, required: &Required, shortfall: &Shortfall, mixed:
             .map(|((name, free), all)| (name, free, all))
             .collect(),
         feasible_nodes: feasible_nodes(cluster, need),
-        mixed_models_would_fit: mixed,
+        mixed_models_would_fit: false,
+        lower_to: lower_to(cluster, shape, required),
+        closed: Vec::new(),
     }
 }
 

@@ -84,6 +84,10 @@ scenarios! {
     gpu_lost,
     plain_nodes,
     agent_gone,
+    driver_away,
+    true_fixes,
+    growth,
+    many_gpus,
     models,
     best_set,
 }

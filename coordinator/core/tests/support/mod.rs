@@ -18,6 +18,7 @@ use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, Hello, LeaseReport, LeaseState, RefusalCause, ToAgent};
 use phalanx_core::action::{Action, Command, GangStatus};
 use phalanx_core::event::{Event, NodeSpec, Outcome};
+use phalanx_core::reason::Reason;
 use phalanx_core::{Core, Settings, invariants};
 
 /// One fake agent.
@@ -343,7 +344,7 @@ impl World {
             ToAgent::Reserve { term, lease, request, .. } => {
                 if agent.refuse > 0 {
                     agent.refuse -= 1;
-                    let cause = RefusalCause::Malformed("told to refuse".into());
+                    let cause = RefusalCause::Short("cpu".into(), 0, 1);
                     let inventory = Box::new(agent.inventory.clone().unwrap());
                     FromAgent::Refused {
                         term,
@@ -478,6 +479,21 @@ impl World {
             other => panic!("unknown command {other}"),
         }
         std::mem::take(&mut self.out)
+    }
+
+    /// Why a gang waits.
+    #[allow(dead_code, reason = "one of the tests that share this file asks")]
+    pub fn reason(&self, gang: &str) -> Option<Reason> {
+        self.core.explain(&name(gang))?.gang.reason.map(|view| view.reason)
+    }
+
+    /// Phase of a gang.
+    #[allow(dead_code, reason = "one of the tests that share this file asks")]
+    pub fn phase(&self, gang: &str) -> String {
+        self.core
+            .explain(&name(gang))
+            .map(|explanation| explanation.gang.phase.to_string())
+            .unwrap_or_default()
     }
 
     /// Performs the first action that waits, and prints what waits then.
@@ -716,6 +732,17 @@ impl World {
                 let agent = self.agents.get_mut(&node).unwrap();
                 agent.leases.retain(|_, report| report.state != LeaseState::Reserved);
                 self.connect(&node);
+            }
+            "blind" | "sees" => {
+                // The driver goes away, or comes back: the inventory loses its GPUs, or has them again.
+                let agent = self.agents.get_mut(&node).unwrap();
+                let mut inventory = agent.inventory.clone().unwrap();
+                if words.plain[2] == "blind" {
+                    (inventory.gpus, inventory.links) = (Vec::new(), Vec::new());
+                    inventory.state = ProbeState::NoLibrary("libnvidia-ml.so.1 cannot be loaded".into());
+                }
+                let (session, message) = (agent.session, Box::new(FromAgent::Inventory(inventory)));
+                self.apply(Event::AgentSaid { node, session, message });
             }
             "loses-gpu" => {
                 let at: usize = words.plain[3].parse().unwrap();

@@ -1,0 +1,131 @@
+//! May a gang be admitted: its queue, its priority class, its quota, and whether its pods exist.
+
+use crate::amounts::Amounts;
+use crate::core::Core;
+use crate::gang::{Gang, GangKey, OrderKey};
+use crate::life::task_minima;
+use crate::phase::Phase;
+use crate::queue::Queue;
+use crate::reason::Reason;
+use crate::required::Required;
+
+impl Core {
+    /// Queue and priority class are there, and the queue is open.
+    pub(crate) fn check_admissible(&self, gang: &Gang) -> Result<(), Reason> {
+        let queue = gang.spec.queue.clone();
+        match self.queues.get(&queue).and_then(|queue| queue.spec.as_ref()) {
+            None => return Err(Reason::NoSuchQueue { queue }),
+            Some(spec) if !spec.open && matches!(gang.phase, Phase::Queued) => {
+                return Err(Reason::QueueClosed { queue });
+            }
+            Some(_) => {}
+        }
+        match (&gang.spec.priority_class, self.priority_of(&gang.spec)) {
+            (Some(class), None) => Err(Reason::NoSuchPriorityClass { class: class.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What of the queue's ceiling is used by others.
+    pub(crate) fn used_in_queue(&self, gang: &Gang) -> Amounts {
+        let mut used = Amounts::default();
+        if let Some(queue) = self.queues.get(&gang.spec.queue) {
+            used.add(&queue.allocated);
+            used.add(&queue.charged);
+            used.subtract(&gang.charge);
+        }
+        used
+    }
+
+    /// Whether the queue's ceiling has room for a gang's minimum. Where gangs behind it, which were
+    /// admitted and have no place yet, would have to make room, these are returned.
+    pub(crate) fn check_quota(
+        &self,
+        key: GangKey,
+        order: OrderKey,
+        required: &Required,
+        charge: &Amounts,
+    ) -> Result<Vec<GangKey>, Reason> {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(Vec::new()) };
+        let name = gang.spec.queue.clone();
+        let Some(queue) = self.queues.get(&name) else { return Ok(Vec::new()) };
+        if let Some(over) = queue.over(&Amounts::default(), charge) {
+            let lower_to = lower_to(queue, gang, required);
+            let (resource, limit, asked) = (over.resource, over.limit, over.asked);
+            return Err(Reason::AboveCapability { queue: name, resource, limit, asked, lower_to });
+        }
+        let mut left = self.used_in_queue(gang);
+        let mut behind = Vec::new();
+        for (other, other_key) in queue.admitted.iter().rev() {
+            if *other <= order || queue.over(&left, charge).is_none() {
+                break;
+            }
+            if let Some(other) = self.gangs.gangs.get(other_key).filter(|_| *other_key != key) {
+                left.subtract(&other.charge);
+                behind.push(*other_key);
+            }
+        }
+        match queue.over(&left, charge) {
+            Some(over) => Err(over.reason(&name)),
+            None => Ok(behind),
+        }
+    }
+
+    /// Takes the admission of gangs back that were admitted and have no place yet.
+    pub(crate) fn push_back(&mut self, behind: &[GangKey]) {
+        for key in behind {
+            self.set_phase(*key, Phase::Queued);
+            self.touched.insert(*key);
+        }
+    }
+
+    /// What an admitted gang is charged before it has a place: its minimum.
+    pub(crate) fn admission_charge(gang: &Gang, required: &Required) -> Amounts {
+        let mut charge = Amounts::default();
+        for candidate in &required.pods {
+            charge.add(&candidate.need.amounts);
+        }
+        charge.raise_to(&gang.min_amounts);
+        charge
+    }
+
+    pub(crate) fn check_pods(&self, gang: &Gang, required: &Required) -> Result<(), Reason> {
+        let exist = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
+        if exist >= required.minimum && exist > 0 {
+            return Ok(());
+        }
+        let blocked = self
+            .gangs
+            .pods_of(&gang.spec.name)
+            .find(|(_, pod)| pod.is_unplaced() && !pod.spec.blockers.is_empty());
+        if let Some((_, pod)) = blocked {
+            let blocker = &pod.spec.blockers[0];
+            let (pod, field) = (pod.spec.name.name.clone(), blocker.field.clone());
+            return Err(Reason::PodBlocked { pod, field, message: blocker.message.clone() });
+        }
+        let minima = task_minima(&gang.spec);
+        let short = minima.into_iter().find_map(|(task, minimum)| {
+            let have = required.pods.iter().filter(|candidate| candidate.task == *task).count();
+            let have = u32::try_from(have).unwrap_or(u32::MAX);
+            (have < minimum).then(|| (task.clone(), have, minimum))
+        });
+        Err(match short {
+            Some((task, exist, minimum)) => Reason::TooFewPods { exist, minimum, task: Some(task) },
+            None => Reason::TooFewPods { exist, minimum: required.minimum, task: None },
+        })
+    }
+}
+
+/// The largest minimum of the gang that the queue's ceiling allows, where there is one.
+fn lower_to(queue: &Queue, gang: &Gang, required: &Required) -> Option<u32> {
+    let none = Amounts::default();
+    if queue.over(&none, &gang.min_amounts).is_some() {
+        return None;
+    }
+    let mut sum = Amounts::default();
+    let fits = required.pods.iter().take_while(|candidate| {
+        sum.add(&candidate.need.amounts);
+        queue.over(&none, &sum).is_none()
+    });
+    u32::try_from(fits.count()).ok().filter(|count| *count > 0)
+}

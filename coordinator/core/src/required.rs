@@ -1,0 +1,94 @@
+//! What of a gang must be placed together, and how it wants to be placed.
+
+use std::collections::BTreeSet;
+
+use phalanx_common::gang::PodPhase;
+use phalanx_common::ids::PodUid;
+
+use crate::core::Core;
+use crate::gang::{Gang, GangKey, Pod, natural};
+use crate::life::task_minima;
+use crate::phase::PhaseKind;
+use crate::place::{Candidate, GangShape};
+
+/// What of a gang must be placed together.
+pub(crate) struct Required {
+    pub(crate) pods: Vec<Candidate>,
+    pub(crate) minimum: u32,
+    /// Pods of the gang in all.
+    pub(crate) all: u32,
+}
+
+impl Core {
+    /// Pods that may be placed, in order of task and number.
+    pub(crate) fn candidates(&self, gang: &Gang) -> Vec<Candidate> {
+        let pods = self.gangs.pods_of(&gang.spec.name);
+        let mut pods: Vec<_> =
+            pods.filter(|(_, pod)| pod.is_unplaced() && pod.spec.blockers.is_empty()).collect();
+        if pods.len() > 1 {
+            pods.sort_by(|(_, left), (_, right)| {
+                let key = |pod: &Pod| (pod.spec.task.clone(), pod.spec.name.name.clone());
+                let ((left_task, left), (right_task, right)) = (key(left), key(right));
+                (left_task, natural(&left)).cmp(&(right_task, natural(&right)))
+            });
+        }
+        let candidate = |(uid, pod): (&PodUid, &Pod)| Candidate {
+            pod: uid.clone(),
+            task: pod.spec.task.clone(),
+            need: pod.need.clone(),
+        };
+        pods.into_iter().map(candidate).collect()
+    }
+
+    pub(crate) fn candidate(&self, uid: &PodUid) -> Option<Candidate> {
+        let pod = self.gangs.pods.get(uid)?;
+        Some(Candidate { pod: uid.clone(), task: pod.spec.task.clone(), need: pod.need.clone() })
+    }
+
+    /// The pods that must be placed together: each task's minimum, filled up to minMember.
+    pub(crate) fn required(&self, gang: &Gang) -> Required {
+        let candidates = self.candidates(gang);
+        let all = self.gangs.pods_of.get(&gang.spec.name).map_or(0, BTreeSet::len);
+        let all = u32::try_from(all).unwrap_or(u32::MAX);
+        let ended =
+            self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.spec.phase == PodPhase::Succeeded);
+        let ended = u32::try_from(ended.count()).unwrap_or(0);
+        let minimum = gang.spec.min_member.max(1).saturating_sub(ended);
+        let wanted = usize::try_from(minimum).unwrap_or(usize::MAX);
+        if candidates.len() <= wanted {
+            return Required { pods: candidates, minimum, all };
+        }
+        let mut left = task_minima(&gang.spec);
+        let (mut first, mut rest) = (Vec::new(), Vec::new());
+        for candidate in candidates {
+            match left.get_mut(&candidate.task) {
+                Some(count) if *count > 0 => {
+                    *count -= 1;
+                    first.push(candidate);
+                }
+                _ => rest.push(candidate),
+            }
+        }
+        let more = wanted.saturating_sub(first.len());
+        first.extend(rest.into_iter().take(more));
+        Required { pods: first, minimum, all }
+    }
+
+    /// How a gang wants its pods placed, with the models that its tasks run on already.
+    pub(crate) fn shape(&self, key: GangKey) -> GangShape {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return GangShape::default() };
+        let mut shape = GangShape { mixed_models: gang.spec.mixed_gpu_models, ..GangShape::default() };
+        let has_placed = gang.phase.kind() != PhaseKind::Queued && gang.phase.kind() != PhaseKind::Admitted;
+        if shape.mixed_models || !has_placed {
+            return shape;
+        }
+        for (_, pod) in self.gangs.pods_of(&gang.spec.name) {
+            let lease = pod.lease.and_then(|id| self.leases.leases.get(&id));
+            let model = lease.and_then(|lease| self.cluster.model_of(lease.node, *lease.taken.gpus.first()?));
+            if let Some(model) = model {
+                shape.pinned.entry(pod.spec.task.clone()).or_insert(model);
+            }
+        }
+        shape
+    }
+}
