@@ -6,17 +6,20 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use phalanx_common::wire::{FromAgent, OLDEST_VERSION, ToAgent, VERSION};
+use phalanx_common::wire::{FromAgent, MAX_LEASES, OLDEST_VERSION, ToAgent, VERSION};
 use phalanx_transport::{COORDINATOR_NAME, ControlReader, ControlWriter, FrameError, open_control};
 use quinn::{ClientConfig, Connection, Endpoint};
 use thiserror::Error;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
 use crate::driver::Input;
 
-/// Messages that may wait for the stream; an agent that has more to say than this begins anew.
-const OUTGOING: usize = 1024;
+/// Messages that may wait for the stream: some for every lease a node can have. An agent that has more to say than
+/// this begins anew.
+const OUTGOING: usize = 4 * MAX_LEASES;
+/// With less room than this for answers nothing more is read: a coordinator that does not listen has to wait.
+const ROOM: usize = OUTGOING / 2;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delays between tries are drawn from half to one and a half of a base that doubles each time: the first
@@ -150,13 +153,14 @@ async fn serve(
     };
     let (sender, outgoing) = mpsc::channel(OUTGOING);
     // The driver must be the only one to keep the link's sender alive.
-    let versions = sender.downgrade();
+    let answers = sender.downgrade();
+    let written = Notify::new();
     if driver.send(Input::Link(LinkEvent::Up(session, sender))).await.is_err() {
         return LinkError::Stopped;
     }
     let ended = tokio::select! {
-        error = read(reader, session, driver, versions, welcomed) => error,
-        error = write(writer, outgoing, driver) => error,
+        error = read(reader, session, driver, Answers { sender: answers, written: &written }, welcomed) => error,
+        error = write(writer, outgoing, driver, &written) => error,
     };
     let _ = driver.send(Input::Link(LinkEvent::Down(session))).await;
     // The connection knows better than its streams why it ended.
@@ -168,11 +172,33 @@ async fn serve(
     error
 }
 
+/// The way of what the agent answers.
+struct Answers<'l> {
+    sender: mpsc::WeakSender<Outgoing>,
+    /// Wakes when a message has left.
+    written: &'l Notify,
+}
+
+impl Answers<'_> {
+    /// Waits until there is room; `None` where the driver has given up this link.
+    async fn room(&self) -> Option<()> {
+        while self.sender.upgrade()?.capacity() < ROOM {
+            self.written.notified().await;
+        }
+        Some(())
+    }
+
+    /// Messages behind this one are of the version.
+    async fn set_version(&self, version: u16) -> Option<()> {
+        self.sender.upgrade()?.send(Outgoing::Version(version)).await.ok()
+    }
+}
+
 async fn read(
     mut reader: ControlReader,
     session: u64,
     driver: &mpsc::Sender<Input>,
-    versions: mpsc::WeakSender<Outgoing>,
+    answers: Answers<'_>,
     welcomed: &mut bool,
 ) -> LinkError {
     let first = match timeout(WELCOME_TIMEOUT, reader.next::<ToAgent>()).await {
@@ -194,8 +220,7 @@ async fn read(
                 *welcomed = true;
                 tracing::info!(version, %cluster, %term, "the coordinator says welcome");
                 // Before the driver hears of the Welcome, so that its answers are of the new version.
-                let Some(versions) = versions.upgrade() else { return LinkError::Stopped };
-                if versions.send(Outgoing::Version(*version)).await.is_err() {
+                if answers.set_version(*version).await.is_none() {
                     return LinkError::Stopped;
                 }
                 None
@@ -209,6 +234,9 @@ async fn read(
         if let Some(rejection) = rejection {
             return rejection;
         }
+        if answers.room().await.is_none() {
+            return LinkError::Stopped;
+        }
         next = reader.next::<ToAgent>().await;
     }
 }
@@ -217,6 +245,7 @@ async fn write(
     mut writer: ControlWriter,
     mut outgoing: mpsc::Receiver<Outgoing>,
     driver: &mpsc::Sender<Input>,
+    written: &Notify,
 ) -> LinkError {
     while let Some(next) = outgoing.recv().await {
         match next {
@@ -227,6 +256,7 @@ async fn write(
                 }
             }
         }
+        written.notify_one();
     }
     // The driver has dropped its end: it stops, or it had more to say than the channel holds.
     if driver.is_closed() { LinkError::Stopped } else { LinkError::Slow }

@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs;
+use std::time::Duration;
 
 use phalanx_agent::embedded::spawn;
 use phalanx_agent::{AgentError, LedgerPlace};
@@ -14,7 +15,7 @@ use phalanx_common::units::Millis;
 use phalanx_common::wire::{FromAgent, LeaseState, RefusalCause, ToAgent};
 use phalanx_transport::endpoint::bare_client_endpoint;
 use phalanx_transport::{CertificateAuthority, FrameError};
-use support::{FakeCoordinator, Session, TERM, inventory, lease, reserve};
+use support::{FakeCoordinator, PATIENCE, Session, TERM, inventory, lease, reserve};
 
 fn lease_is(serial: u64, state: LeaseState) -> FromAgent {
     FromAgent::LeaseIs { term: TERM, lease: lease(serial), state }
@@ -288,4 +289,33 @@ async fn an_agent_without_coordinator_does_not_start() {
     options.coordinators.clear();
     let error = spawn(options, inventory(1)).await.unwrap_err();
     assert!(matches!(error, AgentError::NoCoordinator), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_that_does_not_listen_has_to_wait_and_misses_nothing() {
+    const ASKED: u64 = 40_000;
+    let coordinator = FakeCoordinator::new();
+    let (agent, _inventories) = spawn(coordinator.options(LedgerPlace::Memory), inventory(1)).await.unwrap();
+    let Session { connection, mut reader, mut writer, .. } = coordinator.welcome().await;
+    let mut asking = tokio::spawn(async move {
+        for serial in 1..=ASKED {
+            writer.send(&reserve(serial, &[99], None)).await.unwrap();
+        }
+        writer
+    });
+    // Nothing is heard until all is said, or no more can be said.
+    let all_said = tokio::time::timeout(Duration::from_secs(1), &mut asking).await;
+    let mut answers = 0;
+    while answers < ASKED {
+        match tokio::time::timeout(PATIENCE, reader.next()).await.expect("nothing is heard").unwrap() {
+            Some(FromAgent::Refused { .. }) => answers += 1,
+            Some(FromAgent::Heartbeat) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(connection.close_reason(), None);
+    if all_said.is_err() {
+        asking.await.unwrap();
+    }
+    agent.stop().await;
 }

@@ -19,7 +19,7 @@ use phalanx_transport::{
 use quinn::{Connection, Endpoint};
 
 /// Long enough for any machine; nothing is measured with it.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const NODE: &str = "node-1";
 pub const TERM: Term = Term { counter: 1, incarnation: 42 };
