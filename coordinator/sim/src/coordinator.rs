@@ -59,6 +59,8 @@ pub(crate) struct Process {
     newest: BTreeMap<NodeName, u64>,
     next_session: u64,
     term: Term,
+    /// It asked an agent for a promise: there are lease ids of its term.
+    has_asked: bool,
     pass_at: Option<Time>,
     feed_is_due: bool,
 }
@@ -75,10 +77,6 @@ impl World {
             return;
         }
         let incarnation = self.next_number();
-        if self.goes_wrong(self.rates.term_lost) {
-            self.api.term = self.api.term.saturating_sub(2);
-            self.log.count("the term went back");
-        }
         let counter = self.api.raise_term(0);
         let term = Term { counter, incarnation };
         let (follower, objects) = Follower::start(&self.api.store);
@@ -93,6 +91,7 @@ impl World {
             newest: BTreeMap::new(),
             next_session: 1,
             term,
+            has_asked: false,
             pass_at: None,
             feed_is_due: false,
         });
@@ -117,6 +116,13 @@ impl World {
         }
         self.log.line(self.now, format_args!("coordinator CRASHES"));
         self.log.count("coordinator crash");
+        if !process.has_asked
+            && process.term.counter == self.api.term
+            && self.goes_wrong(self.rates.term_lost)
+        {
+            self.api.term -= 1;
+            self.log.count("the term went back");
+        }
         let flights: Vec<u64> = self
             .flights
             .iter()
@@ -212,11 +218,12 @@ impl World {
             if self.goes_wrong(self.rates.coordinator_crash / 3) {
                 self.crash_coordinator();
             }
-            let Some(process) = &self.process else { return };
+            let Some(process) = &mut self.process else { return };
             let name = command_name(&action.command);
             match action.command {
                 Command::Send { session, message, node } => {
                     let link = process.sessions.get(&session).copied();
+                    process.has_asked |= matches!(*message, ToAgent::Reserve { .. });
                     let is_lost = self.options.bug == Some(Bug::LoseGangBound)
                         && matches!(*message, ToAgent::GangBound { .. });
                     self.log.line(self.now, format_args!("core: to {node}: {}", to_agent(&message)));

@@ -83,7 +83,7 @@ pub struct Rates {
     pub survival_ms: u64,
     /// How long a crashed process is away at most.
     pub away_ms: u64,
-    /// The term's counter goes back at a start of the coordinator, as after a restored backup.
+    /// The raise of the term is lost with a coordinator that crashes before it asked agents for anything.
     pub term_lost: u32,
     /// A GPU falls off the bus, per event; it comes back with a reboot or when the faults stop.
     pub gpu_lost: u32,
@@ -122,7 +122,7 @@ impl Rates {
             survival_ms: u64::from(draw(20_000)).max(50),
             away_ms: u64::from(draw(30_000)).max(500),
             gpu_lost: draw(6),
-            term_lost: draw(200) / 2,
+            term_lost: draw(500),
             api,
         }
     }

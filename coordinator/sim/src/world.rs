@@ -137,6 +137,8 @@ pub(crate) struct World {
     last: Vec<Step>,
     /// Steps of users that are still due.
     users_left: usize,
+    /// When users last took something back.
+    tidied_at: Time,
     work_ms: u64,
     faults_stop: Time,
 }
@@ -191,6 +193,7 @@ impl World {
             checkers: Checkers::default(),
             users_left: workload.steps.len() + workload.last.len(),
             last: workload.last,
+            tidied_at: Time(0),
             work_ms: workload.work_ms,
             faults_stop,
         };
@@ -251,20 +254,20 @@ impl World {
             if self.faults || self.failure.is_some() {
                 continue;
             }
+            let is_over = self.now >= deadline || (self.users_left == 0 && is_done(&self.facts));
+            if self.tidied_at == self.now {
+                quiet_from = None;
+            }
             match quiet_from {
-                None if self.now >= deadline || (self.users_left == 0 && is_done(&self.facts)) => {
+                None if is_over => {
                     // Whoever is away comes back first.
                     let calm = CALM_MS + self.rates.away_ms;
                     quiet_from = Some((Time(self.now.0 + calm), 0));
                     self.after(calm, Happening::Moment);
                     self.after(calm + QUIET_MS, Happening::Moment);
                 }
-                Some((from, _)) if self.now >= from + Millis(QUIET_MS) => {
-                    if self.now >= deadline || is_done(&self.facts) {
-                        break;
-                    }
-                    quiet_from = None;
-                }
+                Some((from, _)) if self.now >= from && !is_over => quiet_from = None,
+                Some((from, _)) if self.now >= from + Millis(QUIET_MS) => break,
                 Some((from, 0)) if self.now >= from => quiet_from = Some((from, self.writes.max(1))),
                 None | Some(_) => {}
             }
@@ -359,6 +362,7 @@ impl World {
     /// Gangs that have fewer pods than they need hold the quota they were admitted with: somebody takes them back.
     fn tidy(&mut self) {
         for gang in short_of_pods(&self.facts) {
+            self.tidied_at = self.now;
             let job = self.facts.groups.get(&gang).and_then(|group| group.job.as_ref());
             if let Some(job) = job.and_then(|uid| gang.name.strip_suffix(&format!("-{uid}"))) {
                 self.user(Step::Delete(Kind::Job, job.to_owned()));

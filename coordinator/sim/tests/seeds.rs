@@ -76,7 +76,6 @@ fn two_hundred_seeds_hold_and_reach_everything() {
         "refusal Disk",
         "refusal PodHasLease",
         "refusal Released",
-        "refusal StaleTerm",
         "refusal Unhealthy",
         "the term went back",
     ] {
