@@ -78,6 +78,7 @@ scenarios! {
     silent_agent,
     binding_faults,
     restart_in_every_phase,
+    restart_findings,
     quota,
     order,
     elastic,

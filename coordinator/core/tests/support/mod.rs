@@ -459,6 +459,12 @@ impl World {
             "t" => self.advance(words.plain[1].parse().unwrap()),
             "end" => self.end(&words.plain[1..]),
             "delete" => self.delete_gang(words.plain[1]),
+            "delete-group" => {
+                let gang = name(words.plain[1]);
+                self.gangs.remove(&gang);
+                self.plans.remove(&gang);
+                self.apply(Event::GangDeleted(gang));
+            }
             "delete-pod" => {
                 let uid = self.uid(words.plain[1]);
                 self.delete_pod(&uid);
