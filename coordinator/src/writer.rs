@@ -1,7 +1,8 @@
 //! Executes what the core asks of the API, and tells what came of it.
 //!
-//! Writes of one pod, gang or queue keep their order: they go to the same one of a few workers. Every call has a
-//! time-out; one that gives no answer in time may have been done, and the outcome says so.
+//! Writes of one pod, gang or queue keep their order: they go to the same one of a few workers. The term has a worker
+//! of its own, which tries until it is raised. Every call has a time-out; one that gives no answer in time may have
+//! been done, and the outcome says so.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ use crate::metrics::{Metrics, command_name, outcome_name};
 const QUEUE_ACTIONS: usize = 1024;
 /// Workers: enough that one slow write does not hold up the others.
 const WORKERS: usize = 8;
+/// The worker behind them is the term's.
+const TERM_WORKER: usize = WORKERS;
 /// Actions that wait for one worker.
 const WORKER_ACTIONS: usize = 256;
 /// Longest wait for one call.
@@ -63,9 +66,9 @@ pub fn start<A: Api>(
     let (queue, mut actions) = mpsc::channel::<Action>(QUEUE_ACTIONS);
     let worker = Worker { api, incarnation, outcomes, metrics, clock, time_out: TIME_OUT };
     let done = tokio::spawn(async move {
-        let mut lanes = Vec::with_capacity(WORKERS);
-        let mut ends = Vec::with_capacity(WORKERS);
-        for _ in 0..WORKERS {
+        let mut lanes = Vec::with_capacity(WORKERS + 1);
+        let mut ends = Vec::with_capacity(WORKERS + 1);
+        for _ in 0..=TERM_WORKER {
             let (lane, mut work) = mpsc::channel::<Action>(WORKER_ACTIONS);
             let worker = worker.clone();
             lanes.push(lane);
@@ -77,7 +80,7 @@ pub fn start<A: Api>(
         }
         drop(worker);
         while let Some(action) = actions.recv().await {
-            let lane = lane_of(&action.command, lanes.len());
+            let lane = lane_of(&action.command);
             if lanes[lane].send(action).await.is_err() {
                 break;
             }
@@ -93,7 +96,7 @@ pub fn start<A: Api>(
 }
 
 /// Same thing, same worker.
-fn lane_of(command: &Command, lanes: usize) -> usize {
+fn lane_of(command: &Command) -> usize {
     let mut hasher = DefaultHasher::new();
     match command {
         Command::WritePlan(plan) => plan.gang.hash(&mut hasher),
@@ -103,9 +106,10 @@ fn lane_of(command: &Command, lanes: usize) -> usize {
         | Command::FenceWrite { pod, .. }
         | Command::ReadPod { pod, .. }
         | Command::Evict { pod, .. } => pod.hash(&mut hasher),
-        Command::RaiseTerm { .. } | Command::Send { .. } | Command::Warn { .. } => {}
+        Command::RaiseTerm { .. } => return TERM_WORKER,
+        Command::Send { .. } | Command::Warn { .. } => {}
     }
-    (hasher.finish() % lanes as u64) as usize
+    (hasher.finish() % WORKERS as u64) as usize
 }
 
 impl<A: Api> Worker<A> {
@@ -427,6 +431,24 @@ mod tests {
             panic!()
         };
         assert!(term.counter > 41 && term.incarnation == 7, "{term:?}");
+    }
+
+    #[tokio::test]
+    async fn a_term_that_cannot_be_raised_holds_up_no_other_write() {
+        let mut bench = Bench::new();
+        // More than it is tried while this test runs.
+        bench.api.with_plan(|plan| (0..100).for_each(|_| plan.push(Call::Write, Fault::TimedOutNotDone)));
+        bench.queue(Command::RaiseTerm { above: 41 }).await;
+        while bench.metrics.writes("RaiseTerm", "Unknown") == 0 {
+            tokio::task::yield_now().await;
+        }
+        for number in 0..64 {
+            let pod = format!("pod-{number}");
+            let read = Command::ReadPod { pod: pod.as_str().into(), name: name(&pod) };
+            assert!(matches!(bench.event(read).await, Event::PodRead { pod: None, .. }), "{pod}");
+        }
+        bench.api.with_plan(FaultPlan::stop);
+        assert!(matches!(bench.outcomes.recv().await, Some(Event::TermRaised { .. })));
     }
 
     #[tokio::test]
