@@ -124,7 +124,7 @@ pub struct RunArguments {
     #[arg(long, value_name = "DIR")]
     pub sysfs_root: Option<String>,
     /// Time between two readings of the hardware, 100ms to 1h [default: 5s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub probe_interval: Option<String>,
     /// Form of the log: text or json [default: text]
     #[arg(long, value_name = "FORMAT")]

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use phalanx_common::describe::describe;
 use phalanx_common::ids::Term;
 use phalanx_common::topology::Inventory;
 use phalanx_common::units::{Millis, Time};
@@ -79,7 +80,7 @@ async fn write_ledgers(file: LedgerFile, mut jobs: watch::Receiver<Job>, outcome
         });
         let event = match written.await {
             Ok(Ok(())) => Event::Persisted { revision },
-            Ok(Err(error)) => Event::PersistFailed { revision, message: error.to_string() },
+            Ok(Err(error)) => Event::PersistFailed { revision, message: describe(&error) },
             Err(error) => Event::PersistFailed { revision, message: error.to_string() },
         };
         if outcomes.send(Input::Event(event)).await.is_err() {

@@ -10,6 +10,7 @@ use phalanx_agent::config::{Config, LogFormat, RunArguments};
 use phalanx_agent::inventory_report::run_inventory;
 use phalanx_agent::probe::{self, NodeProbe, ProbeOptions};
 use phalanx_agent::{AgentOptions, LedgerPlace, start};
+use phalanx_common::describe::describe;
 use phalanx_transport::{Identity, TrustAnchor};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -58,22 +59,10 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", describe(&error));
+            eprintln!("error: {}", describe(error.as_ref()));
             ExitCode::FAILURE
         }
     }
-}
-
-/// An error with its causes, each said once: most errors here quote their cause already.
-fn describe(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if !text.ends_with(&cause) {
-            text += if text.is_empty() { "" } else { ": " };
-            text += &cause;
-        }
-    }
-    text
 }
 
 fn inventory(options: ProbeOptions, json: bool) -> Result<()> {

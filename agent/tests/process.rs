@@ -93,8 +93,14 @@ fn what_is_wrong_at_the_start_is_named_once_with_the_way_out() {
         log,
         "error: --coordinator: must be HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:7410, found \"localhost\""
     );
+    let log = fails(&["--coordinator", "localhost:1", "--probe-interval", "-1s"]);
+    assert_eq!(
+        log,
+        "error: --probe-interval: must be a duration from 100ms to 1h, such as 5s, found \"-1s\""
+    );
     let log = fails(&["--coordinator", "localhost:1"]);
     assert!(log.contains("issue-agent --node node-1") && log.matches("No such file").count() == 1, "{log}");
+    assert!(!log.contains("os error"), "{log}");
 
     let coordinator = phalanx_transport::CertificateAuthority::create().unwrap();
     let other = coordinator.issue_agent(&NodeName::from("node-2")).unwrap();

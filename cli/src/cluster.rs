@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use phalanx_common::describe::describe;
+
 use crate::client::{Client, Endpoints};
 use crate::failure::Failure;
 use crate::process::{self, Known, Process, Started};
@@ -83,8 +85,7 @@ pub fn plan_nodes(profiles: &[ProfileCount]) -> Result<Vec<NodePlan>, Failure> {
 /// The system's text without its number: `no such file or directory`.
 #[must_use]
 pub fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or(&text);
+    let text = describe(error);
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }

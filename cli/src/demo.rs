@@ -296,6 +296,7 @@ mod tests {
             resource: std::sync::Arc::from("nvidia.com/gpu"),
             limit: 8,
             asked: 99,
+            lower_to: None,
         };
         let impossible = with_reason(gang("impossible", "queued", 99), reason);
         let state = state(vec![impossible.clone(), with_reason(gang("large", "admitted", 32), no_queue())]);

@@ -1,5 +1,6 @@
 //! What a command says when it cannot do what it was asked.
 
+use phalanx_common::describe::plain;
 use thiserror::Error;
 
 /// How results are printed.
@@ -32,9 +33,9 @@ impl Failure {
     pub fn print(&self, format: Format) {
         match (self, format) {
             (Self::Reported, _) => {}
-            (Self::Message(text), Format::Text) => eprintln!("error: {text}"),
+            (Self::Message(text), Format::Text) => eprintln!("error: {}", plain(text)),
             (Self::Message(text), Format::Json) => {
-                eprintln!("{}", serde_json::json!({ "error": text }));
+                eprintln!("{}", serde_json::json!({ "error": plain(text) }));
             }
         }
     }

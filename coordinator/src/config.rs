@@ -118,37 +118,37 @@ pub struct RunArguments {
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
     /// An agent's promise ends after this unless it is armed [default: 10s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub reservation: Option<String>,
     /// A plan not wholly confirmed by then is dropped; below --reservation [default: 5s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub confirm_timeout: Option<String>,
     /// A committed gang not wholly bound by then is rolled back [default: 120s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub binding_deadline: Option<String>,
     /// An unanswered message to an agent is sent again after this [default: 1s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub resend: Option<String>,
     /// Refusals in a row after which a node takes no new pods for a while [default: 3]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub refusal_budget: Option<String>,
     /// How long such a node takes none [default: 30s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub quarantine: Option<String>,
     /// Placement attempts per gang and minute [default: 30]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub attempts_per_minute: Option<String>,
     /// Queue of gangs that name none [default: default]
     #[arg(long, value_name = "NAME")]
     pub default_queue: Option<String>,
     /// How long the first decisions after a start wait for agents that plans name [default: 5s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub settle: Option<String>,
     /// A recording goes on in a new file after this many MiB [default: 64]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub recording_file_mib: Option<String>,
     /// Recording files that are kept [default: 8]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub recording_files: Option<String>,
 }
 

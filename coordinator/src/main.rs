@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use phalanx_common::describe::describe;
 use phalanx_common::ids::NodeName;
 use phalanx_coordinator::config::{Config, LogFormat, RunArguments, default_state_dir};
 use phalanx_coordinator::coordinator::{Coordinator, issue_agent};
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
         Command::Replay { file } => replay_file(&file),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        eprintln!("error: {}", describe(error.as_ref()));
         ExitCode::FAILURE
     })
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use phalanx_common::describe::describe;
 use phalanx_common::ids::ClusterId;
 use phalanx_common::units::Time;
 use redb::{
@@ -369,5 +370,6 @@ fn row_key(key: &ObjectKey) -> String {
 }
 
 fn storage_error(what: &str, error: &redb::Error) -> ApiError {
-    ApiError::Storage(format!("could not {what}: {error}; check the disk of the state directory"))
+    let cause = describe(error);
+    ApiError::Storage(format!("could not {what}: {cause}; check the disk of the state directory"))
 }
