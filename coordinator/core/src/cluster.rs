@@ -37,6 +37,8 @@ pub(crate) struct AgentSide {
 pub(crate) struct Node {
     pub(crate) name: NodeName,
     pub(crate) spec: Option<NodeSpec>,
+    /// Its object was there and was deleted.
+    pub(crate) deleted: bool,
     pub(crate) agent: Option<AgentSide>,
     pub(crate) labels: BTreeMap<Arc<str>, Arc<str>>,
     pub(crate) capacity: Amounts,
@@ -52,6 +54,22 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    fn new(name: NodeName) -> Self {
+        Self {
+            name,
+            spec: None,
+            deleted: false,
+            agent: None,
+            labels: BTreeMap::new(),
+            capacity: Amounts::default(),
+            used: Amounts::default(),
+            free_mask: 0,
+            refusals: 0,
+            quarantine: None,
+            indexed: None,
+        }
+    }
+
     /// Why the node takes no new pods; `None` = it does.
     pub(crate) fn closed(&self) -> Option<Closed> {
         if self.spec.as_ref().is_some_and(|spec| spec.unschedulable) {
@@ -93,6 +111,8 @@ pub(crate) struct ClassIndex {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cluster {
     nodes: Vec<Node>,
+    /// Numbers that no node has now.
+    vacant: BTreeSet<NodeIndex>,
     by_name: BTreeMap<NodeName, NodeIndex>,
     class_ids: BTreeMap<ClassKey, ClassId>,
     classes: Vec<Class>,
@@ -118,10 +138,9 @@ pub(crate) struct Taken {
 
 impl Cluster {
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (NodeIndex, &Node)> {
-        self.nodes
-            .iter()
-            .enumerate()
-            .map(|(at, node)| (NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), node))
+        let numbered = self.nodes.iter().enumerate();
+        let numbered = numbered.map(|(at, node)| (NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), node));
+        numbered.filter(|(index, _)| !self.vacant.contains(index))
     }
 
     pub(crate) fn node(&self, index: NodeIndex) -> &Node {
@@ -157,22 +176,30 @@ impl Cluster {
         if let Some(index) = self.find(name) {
             return index;
         }
-        let index = NodeIndex(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
-        self.by_name.insert(name.clone(), index);
-        self.nodes.push(Node {
-            name: name.clone(),
-            spec: None,
-            agent: None,
-            labels: BTreeMap::new(),
-            capacity: Amounts::default(),
-            used: Amounts::default(),
-            free_mask: 0,
-            refusals: 0,
-            quarantine: None,
-            indexed: None,
-        });
         self.ensure_class(&ClassKey::of(&Inventory::empty(0, 0)), &Inventory::empty(0, 0));
+        let index = self.vacant.pop_first().unwrap_or_else(|| {
+            let index = NodeIndex(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+            self.nodes.push(Node::new(name.clone()));
+            index
+        });
+        self.nodes[index.0 as usize] = Node::new(name.clone());
+        self.by_name.insert(name.clone(), index);
         index
+    }
+
+    /// Forgets a node of which neither object nor connection is left; the caller knows that no lease is
+    /// either. Its number is used again, so that nodes that come and go cost no memory.
+    pub(crate) fn forget_if_gone(&mut self, index: NodeIndex) {
+        let node = &mut self.nodes[index.0 as usize];
+        let is_away = node.agent.as_ref().is_none_or(|agent| agent.session.is_none());
+        if node.spec.is_some() || !is_away || self.vacant.contains(&index) {
+            return;
+        }
+        let name = node.name.clone();
+        node.agent = None;
+        self.refresh(index, true);
+        self.by_name.remove(&name);
+        self.vacant.insert(index);
     }
 
     fn ensure_class(&mut self, key: &ClassKey, inventory: &Inventory) -> ClassId {
@@ -205,6 +232,7 @@ impl Cluster {
     pub(crate) fn apply_spec(&mut self, spec: NodeSpec) -> NodeIndex {
         let index = self.ensure(&spec.name);
         self.nodes[index.0 as usize].spec = Some(spec);
+        self.nodes[index.0 as usize].deleted = false;
         self.refresh(index, true);
         index
     }
@@ -212,7 +240,8 @@ impl Cluster {
     /// A node object is gone. A node whose agent speaks stays.
     pub(crate) fn remove_spec(&mut self, name: &NodeName) {
         if let Some(index) = self.find(name) {
-            self.nodes[index.0 as usize].spec = None;
+            let node = &mut self.nodes[index.0 as usize];
+            node.deleted = node.spec.take().is_some() || node.deleted;
             self.refresh(index, true);
         }
     }

@@ -144,7 +144,7 @@ impl Core {
             Event::NodeApplied(node) => {
                 self.cluster.apply_spec(node);
             }
-            Event::NodeDeleted(name) => self.cluster.remove_spec(&name),
+            Event::NodeDeleted(name) => self.delete_node(&name),
             Event::GangApplied(gang) => self.apply_gang(gang),
             Event::GangDeleted(name) => self.delete_gang(&name),
             Event::PodApplied(pod) => self.apply_pod(*pod),

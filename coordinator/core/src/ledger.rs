@@ -38,10 +38,27 @@ impl Core {
         node
     }
 
+    /// A node object is gone.
+    pub(crate) fn delete_node(&mut self, name: &NodeName) {
+        self.cluster.remove_spec(name);
+        if let Some(node) = self.cluster.find(name) {
+            self.forget_node(node);
+        }
+    }
+
+    /// Forgets a node that is gone, once its last lease is.
+    pub(crate) fn forget_node(&mut self, node: NodeIndex) {
+        let has_object_deleted = self.cluster.node(node).deleted;
+        if has_object_deleted && !self.leases.by_node.contains_key(&node) {
+            self.cluster.forget_if_gone(node);
+        }
+    }
+
     /// Makes every lease of a node the holder of its GPUs where nobody else is.
     fn attach_leases(&mut self, node: NodeIndex) {
         for id in self.leases.by_node.get(&node).into_iter().flatten() {
-            if let Some(lease) = self.leases.leases.get(id) {
+            let lease = self.leases.leases.get(id).filter(|lease| !lease.taken.gpus.is_empty());
+            if let Some(lease) = lease {
                 self.cluster.attach(node, &lease.taken);
             }
         }
@@ -78,7 +95,11 @@ impl Core {
         self.charge_lease(id, false);
         let Some(lease) = self.leases.remove(id) else { return };
         self.cluster.give_back(lease.node, &lease.taken);
-        self.attach_leases(lease.node);
+        if !lease.taken.gpus.is_empty() {
+            // Two leases may claim one GPU; the one that is left is its holder now.
+            self.attach_leases(lease.node);
+        }
+        self.forget_node(lease.node);
         if let Some(pod) = self.gangs.pods.get_mut(lease.pod())
             && pod.lease == Some(id)
         {

@@ -46,6 +46,7 @@ impl Core {
                 self.replace_member(key, &uid, now, actions);
             }
         }
+        self.forget_node(node);
     }
 
     /// The node of a connection, where it is the node's present one.

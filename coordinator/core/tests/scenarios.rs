@@ -85,6 +85,7 @@ scenarios! {
     gpu_lost,
     plain_nodes,
     agent_gone,
+    node_churn,
     driver_away,
     true_fixes,
     growth,

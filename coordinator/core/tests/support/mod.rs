@@ -442,6 +442,11 @@ impl World {
         match words.plain[0] {
             "node" => self.make_node(&words),
             "plain-node" => self.make_plain_node(&words),
+            "delete-node" => {
+                let node = NodeName::from(words.plain[1]);
+                self.nodes.remove(&node);
+                self.apply(Event::NodeDeleted(node));
+            }
             "queue" => self.make_queue(&words),
             "class" => {
                 let class = PriorityClassSpec {
