@@ -141,9 +141,6 @@ pub struct RunArguments {
     /// Queue of gangs that name none [default: default]
     #[arg(long, value_name = "NAME")]
     pub default_queue: Option<String>,
-    /// How long the first decisions after a start wait for agents that plans name [default: 5s]
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
-    pub settle: Option<String>,
     /// A recording goes on in a new file after this many MiB [default: 64]
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub recording_file_mib: Option<String>,
@@ -153,7 +150,7 @@ pub struct RunArguments {
 }
 
 /// All keys, in the order of the flags.
-pub(crate) const KEYS: [&str; 16] = [
+pub(crate) const KEYS: [&str; 15] = [
     "state-dir",
     "listen",
     "admin",
@@ -167,13 +164,12 @@ pub(crate) const KEYS: [&str; 16] = [
     "quarantine",
     "attempts-per-minute",
     "default-queue",
-    "settle",
     "recording-file-mib",
     "recording-files",
 ];
 
 impl RunArguments {
-    fn flags(&self) -> [(&'static str, Option<String>); 16] {
+    fn flags(&self) -> [(&'static str, Option<String>); 15] {
         let remote = self.admin_allow_remote.then(|| "true".to_owned());
         [
             ("state-dir", self.state_dir.clone()),
@@ -189,7 +185,6 @@ impl RunArguments {
             ("quarantine", self.quarantine.clone()),
             ("attempts-per-minute", self.attempts_per_minute.clone()),
             ("default-queue", self.default_queue.clone()),
-            ("settle", self.settle.clone()),
             ("recording-file-mib", self.recording_file_mib.clone()),
             ("recording-files", self.recording_files.clone()),
         ]
@@ -261,7 +256,6 @@ fn settings(values: &Values) -> Result<Settings, ConfigError> {
             6000,
         )? as u32,
         default_queue: values.name("default-queue", &default.default_queue)?,
-        settle_ms: values.duration("settle", default.settle_ms, Millis(0), minutes(5))?,
     };
     if settings.confirm_timeout_ms >= settings.reservation_ms {
         // Blame the one that was set: the other is a default the operator may not know.
@@ -334,7 +328,7 @@ mod tests {
             "state-dir = \"/srv\"\nlisten = \"0.0.0.0:1\"\nadmin = \"0.0.0.0:2\"\nadmin-allow-remote = true\n\
              log-format = \"json\"\nreservation = \"20s\"\nconfirm-timeout = \"9s\"\nbinding-deadline = \"2m\"\n\
              resend = \"500ms\"\nrefusal-budget = 4\nquarantine = \"1m\"\nattempts-per-minute = 7\n\
-             default-queue = \"team-a\"\nsettle = \"0s\"\nrecording-file-mib = 1\nrecording-files = 2\n",
+             default-queue = \"team-a\"\nrecording-file-mib = 1\nrecording-files = 2\n",
         )
         .unwrap();
         let settings = Settings {
@@ -346,7 +340,6 @@ mod tests {
             quarantine_ms: Millis(60_000),
             attempts_per_minute: 7,
             default_queue: "team-a".to_owned(),
-            settle_ms: Millis(0),
         };
         assert_eq!(config.settings, settings);
         // The flag of the helper wins over the file.
@@ -363,13 +356,13 @@ mod tests {
     fn flags_win_over_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("phalanx.toml");
-        std::fs::write(&path, "reservation = \"20s\"\nsettle = \"1s\"\n").unwrap();
+        std::fs::write(&path, "reservation = \"20s\"\nquarantine = \"40s\"\n").unwrap();
         let config = flags(|arguments| {
             arguments.config = Some(path);
             arguments.reservation = Some("30s".to_owned());
         });
         let settings = config.unwrap().settings;
-        assert_eq!((settings.reservation_ms, settings.settle_ms), (Millis(30_000), Millis(1_000)));
+        assert_eq!((settings.reservation_ms, settings.quarantine_ms), (Millis(30_000), Millis(40_000)));
     }
 
     #[test]
@@ -384,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_toml_is_named_with_its_line() {
-        let error = file("reservation = \"10s\"\nsettle = = 1\n").unwrap_err();
+        let error = file("reservation = \"10s\"\nresend = = 1\n").unwrap_err();
         assert!(error.starts_with("FILE:2: is not valid TOML: "), "{error}");
         let error = file("reservation = 10.5\n").unwrap_err();
         assert!(
@@ -398,7 +391,7 @@ mod tests {
     fn an_unknown_key_is_named_with_its_line_and_the_near_one() {
         let known = KEYS.join(", ");
         assert_eq!(
-            file("settle = \"1s\"\nreservatoin = \"10s\"\n").unwrap_err(),
+            file("resend = \"1s\"\nreservatoin = \"10s\"\n").unwrap_err(),
             format!("FILE:2: unknown key \"reservatoin\", did you mean \"reservation\"; known keys: {known}")
         );
         assert_eq!(
@@ -472,7 +465,7 @@ mod tests {
             assert_eq!(error, expected(wrong));
         }
         assert_eq!(
-            file("settle = \"1s\"\n\nreservation = 10\n").unwrap_err(),
+            file("resend = \"1s\"\n\nreservation = 10\n").unwrap_err(),
             "FILE:3: reservation: must be a duration from 1s to 10m such as 10s, found \"10\""
         );
     }
@@ -506,10 +499,6 @@ mod tests {
         assert_eq!(
             flag_error(|arguments| arguments.quarantine = Some("0s".to_owned())),
             "--quarantine: must be a duration from 1s to 1h such as 30s, found \"0s\""
-        );
-        assert_eq!(
-            flag_error(|arguments| arguments.settle = Some("10m".to_owned())),
-            "--settle: must be a duration from 0s to 5m such as 5s, found \"10m\""
         );
     }
 

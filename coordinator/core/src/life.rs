@@ -260,12 +260,13 @@ impl Core {
             }
         }
         let refused = round.as_ref().and_then(|round| round.refused.as_deref());
-        let cause: Arc<str> = Arc::from(format!(
-            "{} of its pods {} not bound by the binding deadline{}",
-            unbound.len(),
-            if unbound.len() == 1 { "was" } else { "were" },
-            refused.map(|text| format!(": {text}")).unwrap_or_default()
-        ));
+        let missing = match unbound.len() {
+            0 => "pods that it needs were deleted or ended before it was whole".to_owned(),
+            1 => "1 of its pods was not bound by the binding deadline".to_owned(),
+            count => format!("{count} of its pods were not bound by the binding deadline"),
+        };
+        let cause: Arc<str> =
+            Arc::from(format!("{missing}{}", refused.map(|text| format!(": {text}")).unwrap_or_default()));
         let message = format!("gang {name} is rolled back: {cause}");
         self.emit(Command::Warn { message }, actions);
         self.set_phase(key, Phase::Evicting { cause, pods: evicted, fencing, retry_at: now });

@@ -135,8 +135,10 @@ impl Core {
         }
         let budget = self.settings.refusal_budget;
         let until = now + self.settings.quarantine_ms;
-        // A request that does not add up is no fault of the node.
-        let is_nodes_fault = !matches!(cause, RefusalCause::Malformed(_));
+        // A request that does not add up is no fault of the node; nor is a promise that comes too late for
+        // a pod which is there already.
+        let is_bound = self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.spec.binding.is_some());
+        let is_nodes_fault = !is_bound && !matches!(cause, RefusalCause::Malformed(_));
         if is_nodes_fault && self.cluster.count_refusal(node, budget, until) {
             self.timers.insert((until, Timer::Quarantine(node)));
             let message = format!(

@@ -22,8 +22,6 @@ pub struct Settings {
     pub attempts_per_minute: u32,
     /// Queue for gangs that name none; it exists without an object.
     pub default_queue: String,
-    /// How long the first decisions after a start wait for agents that plans name.
-    pub settle_ms: Millis,
 }
 
 impl Default for Settings {
@@ -37,7 +35,6 @@ impl Default for Settings {
             quarantine_ms: Millis::from_seconds(30),
             attempts_per_minute: 30,
             default_queue: "default".to_owned(),
-            settle_ms: Millis::from_seconds(5),
         }
     }
 }
