@@ -47,7 +47,6 @@ pub async fn stop(coordinator: Coordinator) {
 /// Free ports, default policy, and no waiting for agents that plans name.
 pub fn config(state_dir: &Path) -> Config {
     LOG.call_once(|| tracing_subscriber::registry().with(CountErrors).init());
-    let settings = Settings { settle_ms: Millis(300), ..Settings::default() };
     Config {
         state_dir: state_dir.to_owned(),
         listen: "127.0.0.1:0".parse().unwrap(),
