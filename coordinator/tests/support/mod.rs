@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
-use phalanx_common::units::Millis;
 use phalanx_coordinator::config::{Config, LogFormat};
 use phalanx_coordinator::coordinator::Coordinator;
 use phalanx_coordinator::recorder::RecordingLimits;
@@ -44,7 +43,7 @@ pub async fn stop(coordinator: Coordinator) {
     assert_eq!(*ERRORS.lock().unwrap(), Vec::<String>::new());
 }
 
-/// Free ports, default policy, and no waiting for agents that plans name.
+/// Free ports and the default policy.
 pub fn config(state_dir: &Path) -> Config {
     LOG.call_once(|| tracing_subscriber::registry().with(CountErrors).init());
     Config {
@@ -52,7 +51,7 @@ pub fn config(state_dir: &Path) -> Config {
         listen: "127.0.0.1:0".parse().unwrap(),
         admin: "127.0.0.1:0".parse().unwrap(),
         log_format: LogFormat::Text,
-        settings,
+        settings: Settings::default(),
         recording: RecordingLimits::default(),
     }
 }
