@@ -37,7 +37,20 @@ pub fn run(client: &Client, options: &Apply, format: Format) -> Result<(), Failu
     if format == Format::Json {
         print_json(&answers)?;
     }
+    check_objects(&options.files, &answers)?;
     if answers.iter().all(|applied| applied.ok) { Ok(()) } else { Err(Failure::Reported) }
+}
+
+/// Fails where all that was named holds nothing: the user meant another file.
+///
+/// # Errors
+/// There is no object, and nothing that was reported instead.
+pub fn check_objects(files: &[PathBuf], answers: &[Applied]) -> Result<(), Failure> {
+    if answers.iter().any(|answer| answer.objects > 0 || !answer.diagnostics.is_empty()) {
+        return Ok(());
+    }
+    let names: Vec<String> = files.iter().map(|file| format!("-f {}", file.display())).collect();
+    Err(Failure::new(format!("{}: no objects in it", names.join(" "))))
 }
 
 fn print_applied(applied: &Applied) {

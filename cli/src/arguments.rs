@@ -27,8 +27,8 @@ pub struct Arguments {
     /// Print JSON instead of text
     #[arg(long, global = true)]
     pub json: bool,
-    /// Admin address of the coordinator, http://HOST:PORT
-    #[arg(long, global = true, env = "PHALANX_SERVER", value_name = "URL")]
+    /// Admin address of the coordinator, http://HOST:PORT [env: PHALANX_SERVER]
+    #[arg(long, global = true, value_name = "URL")]
     pub server: Option<ServerUrl>,
     /// What to do
     #[command(subcommand)]
@@ -40,7 +40,7 @@ pub struct Arguments {
 pub enum Command {
     /// Show gangs being placed, on a small cluster of processes on this machine
     Demo(Demo),
-    /// Run a coordinator and agents on this machine until Ctrl-C
+    /// Run a coordinator and agents on this machine until Ctrl-C, or until one of them ends by itself
     Up(Up),
     /// Stop what `up` or `demo --keep` started
     Down(Down),
@@ -72,6 +72,8 @@ pub struct Demo {
 /// `phalanx up`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+When one of the processes ends by itself, all are stopped, and its name and the end of its log are printed.
+
 Examples:
   phalanx up                                     the GPUs of this machine
   phalanx up --profile deploy/profiles/hgx-h100.toml=3 --profile deploy/profiles/l40s-4gpu.toml")]

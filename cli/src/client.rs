@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use phalanx_core::view::{Explanation, StateView};
+use phalanx_core::view::{Explanation, PodView, StateView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use ureq::Agent;
@@ -18,6 +18,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest answer that is read: the state of a large cluster is tens of MiB.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
+
+/// Environment variable that names a server.
+const SERVER_VARIABLE: &str = "PHALANX_SERVER";
 
 /// Address of an admin API, `http://HOST:PORT`, without a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,9 +88,35 @@ pub fn default_state_dir() -> Result<PathBuf, Failure> {
         })
 }
 
+/// Everything there is.
+#[derive(Clone, Debug, Deserialize)]
+pub struct State {
+    /// What the coordinator decides about.
+    #[serde(flatten)]
+    pub view: StateView,
+    /// Pods that name a PodGroup that does not exist.
+    pub pods_without_gang: Vec<PodWithoutGang>,
+}
+
+/// A pod without a gang.
+#[derive(Clone, Debug, Deserialize)]
+pub struct PodWithoutGang {
+    /// Namespace.
+    pub namespace: String,
+    /// The PodGroup it names.
+    pub group: String,
+    /// The pod.
+    pub pod: PodView,
+}
+
+/// Objects that are deleted together, in this order: those that others name go last.
+pub const PARTS: [&str; 3] = ["gangs", "queues", "priority-classes"];
+
 /// What applying one text did.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Applied {
+    /// Objects that the text names.
+    pub objects: u64,
     /// All documents were applied.
     pub ok: bool,
     /// Objects in the order of the text.
@@ -155,13 +184,22 @@ pub struct Client {
 }
 
 impl Client {
-    /// The server that was named, else the one that `up` started in the default state folder.
+    /// The server that was named, else that of the environment, else the one that `up` started in the default state
+    /// folder.
     ///
     /// # Errors
-    /// None is named and none was started here.
+    /// None is named and none was started here, or the environment names none that can be.
     pub fn find(server: Option<ServerUrl>) -> Result<Self, Failure> {
         if let Some(server) = server {
             return Ok(Self::new(server));
+        }
+        // Read here and not by the command line's parser, which would show it as part of every usage.
+        if let Some(text) = std::env::var_os(SERVER_VARIABLE).filter(|text| !text.is_empty()) {
+            let text = text.to_string_lossy();
+            let named = text
+                .parse()
+                .map_err(|form: String| Failure::new(format!("{SERVER_VARIABLE}: {text:?}: {form}")));
+            return named.map(Self::new);
         }
         let state_dir = default_state_dir()?;
         let started = Endpoints::read(&state_dir).and_then(|endpoints| endpoints.admin.parse().ok());
@@ -197,7 +235,7 @@ impl Client {
     ///
     /// # Errors
     /// The server cannot be reached or answers with an error.
-    pub fn state(&self) -> Result<StateView, Failure> {
+    pub fn state(&self) -> Result<State, Failure> {
         self.read(self.agent.get(format!("{}/v1/state", self.server)).call())
     }
 
@@ -229,12 +267,13 @@ impl Client {
         Ok(())
     }
 
-    /// Deletes the objects that a text names; `applied` lists those that were there.
+    /// Deletes the objects of one of the parts that a text names; `applied` lists those that were there.
     ///
     /// # Errors
     /// As `state`.
-    pub fn delete_text(&self, file: &str, text: &str) -> Result<Applied, Failure> {
-        let request = self.agent.post(format!("{}/v1/delete", self.server)).query("file", file);
+    pub fn delete_text(&self, file: &str, text: &str, part: &str) -> Result<Applied, Failure> {
+        let request = self.agent.post(format!("{}/v1/delete", self.server));
+        let request = request.query("file", file).query("part", part);
         self.read(request.content_type("application/yaml").send(text))
     }
 

@@ -202,7 +202,7 @@ impl Cluster {
         let start = Instant::now();
         loop {
             self.check()?;
-            let state = self.client.state()?;
+            let state = self.client.state()?.view;
             let ready = |name: &str| {
                 state.nodes.iter().any(|node| node.name.as_str() == name && &*node.state == "ready")
             };

@@ -1,8 +1,8 @@
 //! `phalanx delete`.
 
-use crate::apply::read_sources;
+use crate::apply::{check_objects, read_sources};
 use crate::arguments::Delete;
-use crate::client::Client;
+use crate::client::{AppliedObject, Client, PARTS};
 use crate::failure::{Failure, Format, print_json, print_text};
 
 /// Deletes one object, or all that files name.
@@ -24,11 +24,20 @@ pub fn run(client: &Client, options: &Delete, format: Format) -> Result<(), Fail
         let shown = if kind.namespaced { format!("{namespace}/{}", name.name) } else { name.name.clone() };
         deleted.push(format!("{} {shown}", kind.kind));
     }
-    for source in read_sources(&options.files)? {
-        let answer = client.delete_text(&source.name, &source.text)?;
-        failed |= !answer.ok;
-        answer.diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
-        deleted.extend(answer.applied.iter().map(|object| object.title()));
+    let sources = read_sources(&options.files)?;
+    // A queue may stand in another file than the jobs in it.
+    for part in PARTS {
+        let mut answers = Vec::new();
+        for source in &sources {
+            let answer = client.delete_text(&source.name, &source.text, part)?;
+            failed |= !answer.ok;
+            answer.diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
+            deleted.extend(answer.applied.iter().map(AppliedObject::title));
+            answers.push(answer);
+        }
+        if part == PARTS[0] && !sources.is_empty() {
+            check_objects(&options.files, &answers)?;
+        }
     }
     match format {
         Format::Json => print_json(&serde_json::json!({ "deleted": deleted }))?,

@@ -8,7 +8,7 @@ use phalanx_common::topology::LinkClass;
 use phalanx_core::view::{GangView, NodeView, PodView, QueueView, StateView};
 
 use crate::arguments::{Get, Listed};
-use crate::client::Client;
+use crate::client::{Client, PodWithoutGang, State};
 use crate::failure::{Failure, Format, print_json, print_text};
 use crate::table::{ShortIds, age, list, now, ranges};
 use crate::title::short_name;
@@ -18,7 +18,13 @@ use crate::title::short_name;
 /// # Errors
 /// The server cannot be reached or answers with an error.
 pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure> {
-    let state = client.state()?;
+    let State { view: state, pods_without_gang: alone } = client.state()?;
+    let alone: Vec<&PodWithoutGang> = alone
+        .iter()
+        .filter(|pod| {
+            options.what == Listed::Pods && (options.all_namespaces || pod.namespace == options.namespace)
+        })
+        .collect();
     let mine = |gang: &&GangView| options.all_namespaces || *gang.name.namespace == *options.namespace;
     let gangs: Vec<&GangView> = state.gangs.iter().filter(mine).collect();
     if format == Format::Json {
@@ -26,16 +32,20 @@ pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure
             Listed::Queues => print_json(&state.queues),
             Listed::Gangs => print_json(&gangs),
             Listed::Nodes => print_json(&state.nodes),
-            Listed::Pods => print_json(&gangs.iter().flat_map(|gang| &gang.pods).collect::<Vec<_>>()),
+            Listed::Pods => {
+                let pods = gangs.iter().flat_map(|gang| &gang.pods);
+                print_json(&pods.chain(alone.iter().map(|alone| &alone.pod)).collect::<Vec<_>>())
+            }
         };
     }
     let text = match options.what {
         Listed::Queues => queue_list(&state.queues),
         Listed::Gangs => gang_list(&gangs, options.wide),
         Listed::Nodes => node_list(&state.nodes),
-        Listed::Pods => pod_list(&gangs, &state, options.wide),
+        Listed::Pods => pod_list(&gangs, &alone, &state, options.wide),
     };
-    let nothing_here = gangs.is_empty() && matches!(options.what, Listed::Gangs | Listed::Pods);
+    let nothing_here =
+        gangs.is_empty() && alone.is_empty() && matches!(options.what, Listed::Gangs | Listed::Pods);
     if !nothing_here {
         print_text(&text);
         return Ok(());
@@ -152,15 +162,15 @@ pub fn link_text(class: Option<LinkClass>) -> String {
     class.map_or_else(String::new, |class| class.to_string())
 }
 
-fn pod_list(gangs: &[&GangView], state: &StateView, wide: bool) -> String {
+fn pod_list(gangs: &[&GangView], alone: &[&PodWithoutGang], state: &StateView, wide: bool) -> String {
     let indexes = gpu_indexes(state);
     let short = ShortIds::among(state.nodes.iter().flat_map(|node| &node.gpus).map(|gpu| gpu.id));
-    let row = |gang: &GangView, pod: &PodView| {
+    let row = |namespace: &str, gang: &str, pod: &PodView| {
         let show = |id: &GpuId| if wide { id.to_string() } else { short.show(*id) };
         vec![
-            gang.name.namespace.to_string(),
+            namespace.to_owned(),
             pod.name.to_string(),
-            name_of(gang, wide).to_owned(),
+            gang.to_owned(),
             pod.phase.to_string(),
             pod.node.as_ref().map_or_else(String::new, ToString::to_string),
             index_text(&pod.gpus, &indexes),
@@ -168,6 +178,12 @@ fn pod_list(gangs: &[&GangView], state: &StateView, wide: bool) -> String {
             pod.gpus.iter().map(show).collect::<Vec<_>>().join(" "),
         ]
     };
-    let rows = gangs.iter().flat_map(|gang| gang.pods.iter().map(move |pod| row(gang, pod)));
-    list(&["NAMESPACE", "NAME", "GANG", "PHASE", "NODE", "INDEX", "LINK", "GPUS"], rows.collect())
+    let mut rows = Vec::new();
+    for gang in gangs {
+        rows.extend(gang.pods.iter().map(|pod| row(&gang.name.namespace, name_of(gang, wide), pod)));
+    }
+    rows.extend(
+        alone.iter().map(|alone| row(&alone.namespace, &format!("{} (missing)", alone.group), &alone.pod)),
+    );
+    list(&["NAMESPACE", "NAME", "GANG", "PHASE", "NODE", "INDEX", "LINK", "GPUS"], rows)
 }

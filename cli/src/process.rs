@@ -99,9 +99,11 @@ impl Process {
     pub fn check(&mut self) -> Result<(), Failure> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
-            Ok(Some(status)) => {
-                Err(Failure::new(format!("{} has ended ({status})\n{}", self.name, self.tail())))
-            }
+            Ok(Some(status)) => Err(Failure::new(format!(
+                "{} has ended by itself ({status}), so that all is stopped; {}",
+                self.name,
+                self.tail()
+            ))),
             Err(error) => Err(Failure::new(format!("cannot watch {}: {error}", self.name))),
         }
     }

@@ -183,6 +183,18 @@ fn wrong_input_names_what_is_wrong_and_what_would_help() {
         assert!(printed.err.starts_with(&expected), "{arguments:?}: {printed:?}");
         assert_eq!(printed.out, "", "{arguments:?}");
     }
+    let usage = cluster.run(&["get"]).err;
+    assert!(usage.contains("Usage: phalanx get <WHAT>\n"), "{usage}");
+    let mut wrong = phalanx();
+    wrong.env("PHALANX_SERVER", "here").args(["get", "gangs"]).stdin(Stdio::null());
+    let wrong = support::Printed::from(wrong.output().unwrap());
+    assert_eq!(
+        (wrong.code, wrong.err.as_str()),
+        (
+            1,
+            "error: PHALANX_SERVER: \"here\": expected http://HOST:PORT, for example http://127.0.0.1:7411\n"
+        )
+    );
     let url = format!("http://{closed}");
     let refused = run(&["get", "gangs", "--server", &url]);
     assert_eq!(
@@ -233,12 +245,77 @@ serves Queue, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Nod
 ";
     assert_eq!(printed.err, expected);
 
+    for text in ["", "# nothing\n", "apiVersion: v1\nkind: List\nitems: []\n"] {
+        for command in ["apply", "delete"] {
+            let empty = cluster.run_with_input(&[command, "-f", "-"], text);
+            assert_eq!(
+                (empty.code, empty.out.as_str(), empty.err.as_str()),
+                (1, "", "error: -f -: no objects in it\n"),
+                "{command} {text:?}"
+            );
+        }
+    }
     let broken = cluster.run_with_input(&["apply", "-f", "-"], "kind: Queue\n  name: [unclosed\n");
     assert_eq!((broken.code, broken.out.as_str()), (1, ""));
     assert!(broken.err.starts_with("<stdin>:2: error: "), "{broken:?}");
 
     let deleted = cluster.run_with_input(&["delete", "-f", "-"], &queue("good", "  priority: 5\n"));
     assert_eq!((deleted.code, deleted.out.as_str()), (0, "Queue good deleted\n"), "{deleted:?}");
+}
+
+#[test]
+fn the_commands_of_the_readme_work_one_after_the_other() {
+    let cluster = Cluster::start(&["hgx-h100.toml=4"]);
+    cluster.ok(&["apply", "-f", "deploy/examples"]);
+    cluster.wait_for_phase("language", "llm-first", "running");
+    let gangs = cluster.ok(&["get", "gangs", "-A"]).out;
+    assert!(gangs.contains("llm-second") && gangs.contains("too-greedy"), "{gangs}");
+    let pods = cluster.ok(&["get", "pods", "-A", "--wide"]).out;
+    assert_eq!(pods.lines().filter(|line| line.contains("llm-first-worker-")).count(), 4, "{pods}");
+    assert!(cluster.ok(&["why", "language/llm-second"]).out.contains("reason: "));
+    let deleted = cluster.ok(&["delete", "-f", "deploy/examples"]);
+    assert_eq!(deleted.err, "");
+    let kinds: Vec<&str> = deleted.out.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(kinds.len(), 12, "{deleted:?}");
+    assert_eq!(kinds[8..], ["Queue", "Queue", "PriorityClass", "PriorityClass"], "{deleted:?}");
+    let again = cluster.ok(&["delete", "-f", "deploy/examples"]);
+    assert_eq!((again.out.as_str(), again.err.as_str()), ("", ""));
+}
+
+#[test]
+fn a_pod_of_a_missing_pod_group_is_listed_and_explained() {
+    const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: gm\n  annotations:\n    \
+                       scheduling.k8s.io/group-name: nogroup\nspec:\n  schedulerName: phalanx\n  containers:\n    \
+                       - name: main\n";
+    let cluster = Cluster::start(&["l40s-4gpu.toml"]);
+    assert_eq!(cluster.run_with_input(&["apply", "-f", "-"], POD).code, 0);
+    let pods = cluster.ok(&["get", "pods"]).out;
+    let row: Vec<&str> = pods.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row, ["default", "gm", "nogroup", "(missing)", "Pending"], "{pods}");
+    assert_eq!(cluster.ok(&["get", "pods", "--json"]).json()[0]["name"], "gm");
+    assert_eq!(cluster.ok(&["get", "pods", "-n", "other"]).out, "");
+    let why = cluster.run(&["why", "gm"]);
+    assert_eq!(
+        (why.code, why.err.as_str()),
+        (
+            1,
+            "error: PodGroup default/nogroup, which pod default/gm names, does not exist: create it, or drop the \
+             annotation scheduling.k8s.io/group-name\n"
+        )
+    );
+}
+
+#[test]
+fn a_process_that_ends_by_itself_is_named_and_ends_all() {
+    let cluster = Cluster::start(&["l40s-4gpu.toml=2"]);
+    let killed = rustix::process::Pid::from_raw(cluster.children[2] as i32).unwrap();
+    rustix::process::kill_process(killed, Signal::KILL).unwrap();
+    let (children, code, err) = cluster.wait();
+    assert_eq!(code, Some(1), "{err}");
+    let first =
+        "error: l40s-4gpu-2 has ended by itself (signal: 9 (SIGKILL)), so that all is stopped; end of ";
+    assert!(err.starts_with(first) && err.contains("l40s-4gpu-2.log:\n"), "{err}");
+    assert!(children.iter().all(|child| !runs(*child)));
 }
 
 #[test]

@@ -155,7 +155,7 @@ fn job_of_pod(object: &Object) -> Option<&str> {
 }
 
 /// True for a pod of ours that has no PodGroup, or only the one that was made for it.
-fn is_bare(pod: &Object) -> bool {
+pub(crate) fn is_bare(pod: &Object) -> bool {
     let group = pod.annotation(GROUP_NAME);
     is_ours(pod) && group.is_none_or(|group| group == expand::own_group_name(pod))
 }

@@ -4,8 +4,10 @@
 
 mod support;
 
+use phalanx_core::view::StateView;
 use serde_json::json;
-use support::{apply, apply_ok, ask, get, start, stop};
+use support::cluster::agents;
+use support::{apply, apply_ok, ask, get, start, stop, until};
 
 const QUEUE: &str = "apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {name: research}\n\
                      spec: {weight: 1}\n";
@@ -107,7 +109,7 @@ async fn queues_in_use_and_the_default_queue_stay() {
     assert_eq!(answer.status, 409);
     assert_eq!(
         answer.error(),
-        "conflict: Queue research is used by 1 gangs (Job default/train): delete them first"
+        "conflict: Queue research is used by 1 gang (Job default/train): delete it first"
     );
     let answer = ask(&coordinator, "DELETE", "/v1/objects/queue/-/default", None).await;
     assert_eq!(answer.status, 409);
@@ -136,6 +138,111 @@ async fn delete_by_manifest_takes_users_before_their_queue() {
     assert_eq!(deleted["applied"][1]["name"], "research");
     let again = ask(&coordinator, "POST", "/v1/delete?file=test.yaml", Some(manifest)).await.json();
     assert_eq!((&again["ok"], &again["applied"]), (&json!(true), &json!([])));
+    stop(coordinator).await;
+}
+
+const CLASS: &str =
+    "apiVersion: scheduling.k8s.io/v1\nkind: PriorityClass\nmetadata: {name: high}\nvalue: 5\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_files_are_deleted_in_parts_so_that_users_go_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let files =
+        [format!("{CLASS}---\n{QUEUE}"), format!("{}---\nkind: Nonsense\n", job("train", "research"))];
+    apply_ok(&coordinator, &files[0]).await;
+    apply(&coordinator, &files[1]).await;
+    let mut deleted = Vec::new();
+    for part in ["gangs", "queues", "priority-classes"] {
+        for file in &files {
+            let path = format!("/v1/delete?file=test.yaml&part={part}");
+            let answer = ask(&coordinator, "POST", &path, Some(file.clone())).await.json();
+            let names = answer["applied"].as_array().unwrap().iter();
+            deleted.extend(names.map(|object| object["name"].as_str().unwrap().to_owned()));
+            let diagnostics = answer["diagnostics"].as_array().unwrap();
+            assert_eq!(
+                diagnostics.is_empty(),
+                part != "gangs",
+                "what is wrong is said once: {diagnostics:?}"
+            );
+        }
+    }
+    assert_eq!(deleted, ["train", "research", "high"]);
+    let wrong = ask(&coordinator, "POST", "/v1/delete?part=some", Some(String::new())).await;
+    assert_eq!(wrong.status, 400, "{}", wrong.text);
+    stop(coordinator).await;
+}
+
+fn pod(name: &str, annotations: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, annotations: {{{annotations}}}}}
+spec: {{schedulerName: phalanx, containers: [{{name: main, resources: {{limits: {{cpu: 1}}}}}}]}}
+"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_goes_when_the_pod_in_it_has_stopped() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let agents = agents(&coordinator, directory.path(), 1, 0).await;
+    let manifest = format!("{QUEUE}---\n{}", pod("serve", "scheduling.volcano.sh/queue-name: research"));
+    apply_ok(&coordinator, &manifest).await;
+    let runs = |state: &StateView| state.gangs.iter().any(|gang| &*gang.phase == "running");
+    until(&coordinator, "the pod runs", runs).await;
+    let answer = ask(&coordinator, "DELETE", "/v1/objects/queue/-/research", None).await;
+    assert_eq!(answer.status, 409);
+    assert_eq!(
+        answer.error(),
+        "conflict: Queue research is used by 1 gang (Pod default/serve): delete it first"
+    );
+    let answer = ask(&coordinator, "POST", "/v1/delete?file=test.yaml", Some(manifest)).await.json();
+    assert_eq!(answer["ok"], true, "{answer:#}");
+    assert_eq!(answer["applied"][1]["name"], "research");
+    assert_eq!(get(&coordinator, "/v1/objects/pod/default/serve").await.status, 404);
+    stop(coordinator).await;
+    for agent in agents {
+        agent.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_without_objects_is_known() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    for (text, objects) in [("", 0), ("# nothing\n---\n", 0), (QUEUE, 1)] {
+        assert_eq!(apply(&coordinator, text).await["objects"], objects, "{text:?}");
+        let deleted = ask(&coordinator, "POST", "/v1/delete", Some(text.to_owned())).await.json();
+        assert_eq!(deleted["objects"], objects, "{text:?}");
+    }
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_whose_pod_group_is_not_there_is_shown_and_explained() {
+    const GROUP: &str = "apiVersion: scheduling.volcano.sh/v1beta1\nkind: PodGroup\nmetadata: {name: nogroup}\n\
+                         spec: {minMember: 1}\n";
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    apply_ok(&coordinator, &pod("gm", "scheduling.k8s.io/group-name: nogroup")).await;
+    let text = "PodGroup default/nogroup, which pod default/gm names, does not exist: create it, or drop the \
+                annotation scheduling.k8s.io/group-name";
+    for name in ["gm", "nogroup"] {
+        let answer = get(&coordinator, &format!("/v1/explain/default/{name}")).await;
+        assert_eq!((answer.status, answer.error().as_str()), (404, text), "{name}");
+    }
+    let state = get(&coordinator, "/v1/state").await.json();
+    let pods = state["pods_without_gang"].as_array().unwrap();
+    assert_eq!(pods.len(), 1, "{state:#}");
+    assert_eq!((&pods[0]["namespace"], &pods[0]["group"]), (&json!("default"), &json!("nogroup")));
+    assert_eq!((&pods[0]["pod"]["name"], &pods[0]["pod"]["phase"]), (&json!("gm"), &json!("Pending")));
+    apply_ok(&coordinator, GROUP).await;
+    until(&coordinator, "its gang", |state| state.gangs.iter().any(|gang| gang.pods.len() == 1)).await;
+    let state = get(&coordinator, "/v1/state").await.json();
+    assert_eq!(state["pods_without_gang"], json!([]));
+    assert_eq!(get(&coordinator, "/v1/explain/default/gm").await.status, 200);
     stop(coordinator).await;
 }
 

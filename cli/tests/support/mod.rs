@@ -139,7 +139,8 @@ impl Cluster {
         for profile in profiles {
             command.arg("--profile").arg(format!("deploy/profiles/{profile}"));
         }
-        let mut up = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let errors = std::fs::File::create(state_dir.path().join("errors")).unwrap();
+        let mut up = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).spawn().unwrap();
         let mut text = String::new();
         for line in BufReader::new(up.stdout.take().unwrap()).lines().map_while(Result::ok) {
             text.push_str(&line);
@@ -200,6 +201,15 @@ impl Cluster {
         let code = self.signal(signal);
         let state_dir = std::mem::replace(&mut self.state_dir, tempfile::tempdir().unwrap());
         (state_dir, self.children.clone(), code)
+    }
+
+    /// Waits until `up` ends by itself; gives its exit code and what it said.
+    pub fn wait(mut self) -> (Vec<u64>, Option<i32>, String) {
+        let code = wait_for("the end of up", || self.up.try_wait().unwrap()).code();
+        let errors = std::fs::read_to_string(self.state_dir.path().join("errors")).unwrap();
+        // Only a failure is told as JSON when JSON is asked for.
+        let errors: Value = serde_json::from_str(&errors).unwrap();
+        (self.children.clone(), code, format!("error: {}", errors["error"].as_str().unwrap()))
     }
 
     fn signal(&mut self, signal: Signal) -> Option<i32> {

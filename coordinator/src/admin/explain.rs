@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use phalanx_common::ids::GangName;
 use phalanx_core::view::Explanation;
 
-use super::{AdminParts, Failure, Shared};
+use super::{AdminParts, Failure, Shared, pods};
 use crate::api::{Api, ApiError, Kind, Object, ObjectKey};
 use crate::convert;
 use crate::driver::Question;
@@ -73,12 +73,20 @@ async fn find_gang<A: Api>(parts: &AdminParts<A>, namespace: &str, name: &str) -
             );
             return Err(Failure::new(StatusCode::NOT_FOUND, text));
         }
+        if let Some(text) = pods::missing_group(parts, &pod).await? {
+            return Ok(Found::NotYet(text));
+        }
         return Ok(match convert::pod_of_object(&pod) {
             Some(pod) => Found::Gang(pod.gang),
             None => Found::NotYet(format!(
                 "pod {namespace}/{name} exists and its PodGroup is not made yet; ask again"
             )),
         });
+    }
+    if let Some(pod) = pods::naming(parts, namespace, name).await?
+        && let Some(text) = pods::missing_group(parts, &pod).await?
+    {
+        return Ok(Found::NotYet(text));
     }
     Err(missing(parts, namespace, name).await?)
 }

@@ -1,9 +1,10 @@
 //! Objects over HTTP: apply and delete by manifest, list, read, delete by name.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::extract::rejection::StringRejection;
+use axum::extract::rejection::{QueryRejection, StringRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,10 @@ use crate::manifest::{self, Diagnostic, Severity};
 const NO_NAMESPACE: &str = "-";
 /// Gangs named in the text of a refusal.
 const NAMES_SHOWN: usize = 5;
+/// How long a text's queues are kept for gangs that are deleted and still have to stop.
+const ENDING: Duration = Duration::from_secs(10);
+/// Pause between two looks at them.
+const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Deserialize)]
 pub(super) struct FileName {
@@ -29,9 +34,41 @@ fn stdin() -> String {
     "<stdin>".to_owned()
 }
 
+/// Objects that are deleted together: those that others name go last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Part {
+    /// Jobs, pods, PodGroups, and all that nobody names.
+    Gangs,
+    /// Queues.
+    Queues,
+    /// Priority classes.
+    PriorityClasses,
+}
+
+impl Part {
+    const fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Queue => Self::Queues,
+            Kind::PriorityClass => Self::PriorityClasses,
+            Kind::Job | Kind::Pod | Kind::PodGroup | Kind::Node | Kind::GangPlan => Self::Gangs,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Deletion {
+    #[serde(default = "stdin")]
+    file: String,
+    /// Only this part of the text: whoever deletes several texts asks for the first part of all of them first.
+    part: Option<Part>,
+}
+
 /// What was done with a manifest.
 #[derive(Debug, Serialize)]
 pub(super) struct Done {
+    /// Objects that the text names and that can be read.
+    objects: usize,
     /// Every document was taken.
     ok: bool,
     /// Objects in the order of the text.
@@ -58,6 +95,10 @@ impl DoneObject {
 }
 
 impl Done {
+    const fn new(objects: usize, diagnostics: Vec<Diagnostic>) -> Self {
+        Self { objects, ok: true, applied: Vec::new(), diagnostics }
+    }
+
     fn failed(&mut self, file: &str, line: usize, key: &ObjectKey, error: &ApiError) {
         self.diagnostics.push(Diagnostic {
             severity: Severity::Error,
@@ -93,7 +134,7 @@ pub(super) async fn apply<A: Api>(
     text: Result<String, StringRejection>,
 ) -> Result<Json<Done>, Failure> {
     let parsed = manifest::parse(&body(text)?, &file);
-    let mut done = Done { ok: true, applied: Vec::new(), diagnostics: parsed.diagnostics };
+    let mut done = Done::new(parsed.objects.len(), parsed.diagnostics);
     for (wanted, line) in parsed.objects.iter().zip(parsed.lines) {
         match apply_object(&parts.api, wanted).await {
             Ok((object, change)) => done.applied.push(DoneObject::new(&object, change.as_str())),
@@ -106,14 +147,25 @@ pub(super) async fn apply<A: Api>(
 /// Deletes what the documents name. What is not there is no error: it is gone, as wanted.
 pub(super) async fn delete_text<A: Api>(
     State(parts): Shared<A>,
-    Query(FileName { file }): Query<FileName>,
+    deletion: Result<Query<Deletion>, QueryRejection>,
     text: Result<String, StringRejection>,
 ) -> Result<Json<Done>, Failure> {
+    let Query(Deletion { file, part }) =
+        deletion.map_err(|rejection| Failure::new(rejection.status(), rejection.body_text()))?;
     let parsed = manifest::parse(&body(text)?, &file);
-    let mut done = Done { ok: true, applied: Vec::new(), diagnostics: parsed.diagnostics };
-    // Backwards: a queue stands before the jobs that use it.
-    for (named, line) in parsed.objects.iter().zip(parsed.lines).rev() {
-        let key = named.key();
+    // What is wrong with the text is said with its first part.
+    let told = if part.is_none_or(|part| part == Part::Gangs) { parsed.diagnostics } else { Vec::new() };
+    let mut done = Done::new(parsed.objects.len(), told);
+    // Backwards, and what others name last.
+    let mut named: Vec<(&Object, usize)> = parsed.objects.iter().zip(parsed.lines).rev().collect();
+    named.retain(|(object, _)| part.is_none_or(|part| part == Part::of(object.kind)));
+    named.sort_by_key(|(object, _)| Part::of(object.kind));
+    let limit = Instant::now() + ENDING;
+    for (object, line) in named {
+        let key = object.key();
+        if key.kind == Kind::Queue {
+            wait_for_users(&parts, &key, limit).await?;
+        }
         match remove(&parts, &key).await {
             Ok(object) => done.applied.push(DoneObject::new(&object, "deleted")),
             Err(ApiError::NotFound(_)) => {}
@@ -191,22 +243,64 @@ async fn check_queue<A: Api>(parts: &AdminParts<A>, key: &ObjectKey) -> Result<(
             "{key} is the queue of gangs that name none and cannot be deleted"
         )));
     }
-    let mut users = Vec::new();
-    for kind in [Kind::Job, Kind::PodGroup] {
-        let (objects, _) = parts.api.list(Some(kind)).await?;
-        // A job's own PodGroup would be the same gang twice.
-        let own = objects.iter().filter(|object| object.metadata.owner.is_none());
-        let using = own.filter(|object| object.spec.get("queue").and_then(Value::as_str) == Some(&*key.name));
-        users.extend(using.map(|object| object.key().to_string()));
+    let users = users_of(parts, key).await?;
+    let names: Vec<&str> = users.iter().take(NAMES_SHOWN).map(|user| user.name.as_str()).collect();
+    let names = names.join(", ");
+    match users.len() {
+        0 => Ok(()),
+        1 => Err(ApiError::Conflict(format!("{key} is used by 1 gang ({names}): delete it first"))),
+        count => {
+            let more = if count > NAMES_SHOWN { " and more" } else { "" };
+            let text = format!("{key} is used by {count} gangs ({names}{more}): delete them first");
+            Err(ApiError::Conflict(text))
+        }
     }
-    if users.is_empty() {
-        return Ok(());
+}
+
+/// Waits while all gangs of a queue are about to be gone.
+async fn wait_for_users<A: Api>(
+    parts: &AdminParts<A>,
+    queue: &ObjectKey,
+    limit: Instant,
+) -> Result<(), ApiError> {
+    loop {
+        let users = users_of(parts, queue).await?;
+        if users.is_empty() || users.iter().any(|user| !user.ending) || Instant::now() >= limit {
+            return Ok(());
+        }
+        tokio::time::sleep(PAUSE).await;
     }
-    let count = users.len();
-    users.truncate(NAMES_SHOWN);
-    let more = if count > users.len() { " and more" } else { "" };
-    Err(ApiError::Conflict(format!(
-        "{key} is used by {count} gangs ({}{more}): delete them first",
-        users.join(", ")
-    )))
+}
+
+/// A gang of a queue, by the object that people know.
+struct User {
+    name: String,
+    /// It was deleted and still has to stop.
+    ending: bool,
+}
+
+async fn users_of<A: Api>(parts: &AdminParts<A>, queue: &ObjectKey) -> Result<Vec<User>, ApiError> {
+    let uses =
+        |object: &&Arc<Object>| object.spec.get("queue").and_then(Value::as_str) == Some(queue.name.as_str());
+    let (jobs, _) = parts.api.list(Some(Kind::Job)).await?;
+    let mut users: Vec<User> =
+        jobs.iter().filter(uses).map(|job| User { name: job.key().to_string(), ending: false }).collect();
+    let (groups, _) = parts.api.list(Some(Kind::PodGroup)).await?;
+    for group in groups.iter().filter(uses) {
+        match &group.metadata.owner {
+            None => users.push(User { name: group.key().to_string(), ending: false }),
+            Some(owner) if owner.kind == Kind::Pod => {
+                let pod = ObjectKey::new(Kind::Pod, &group.metadata.namespace, &owner.name);
+                let ending = match parts.api.get(&pod).await {
+                    Ok(pod) => pod.metadata.deletion.is_some(),
+                    Err(ApiError::NotFound(_)) => true,
+                    Err(error) => return Err(error),
+                };
+                users.push(User { name: pod.to_string(), ending });
+            }
+            // The same gang as its job.
+            Some(_) => {}
+        }
+    }
+    Ok(users)
 }
