@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use phalanx_core::view::{Explanation, PodView, StateView};
+use phalanx_core::view::{Explanation, StateView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use ureq::Agent;
@@ -86,27 +86,6 @@ pub fn default_state_dir() -> Result<PathBuf, Failure> {
         .ok_or_else(|| {
             Failure::new("neither XDG_STATE_HOME nor HOME is set: name the folder with --state-dir")
         })
-}
-
-/// Everything there is.
-#[derive(Clone, Debug, Deserialize)]
-pub struct State {
-    /// What the coordinator decides about.
-    #[serde(flatten)]
-    pub view: StateView,
-    /// Pods that name a PodGroup that does not exist.
-    pub pods_without_gang: Vec<PodWithoutGang>,
-}
-
-/// A pod without a gang.
-#[derive(Clone, Debug, Deserialize)]
-pub struct PodWithoutGang {
-    /// Namespace.
-    pub namespace: String,
-    /// The PodGroup it names.
-    pub group: String,
-    /// The pod.
-    pub pod: PodView,
 }
 
 /// Objects that are deleted together, in this order: those that others name go last.
@@ -235,7 +214,7 @@ impl Client {
     ///
     /// # Errors
     /// The server cannot be reached or answers with an error.
-    pub fn state(&self) -> Result<State, Failure> {
+    pub fn state(&self) -> Result<StateView, Failure> {
         self.read(self.agent.get(format!("{}/v1/state", self.server)).call())
     }
 

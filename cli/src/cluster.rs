@@ -202,7 +202,7 @@ impl Cluster {
         let start = Instant::now();
         loop {
             self.check()?;
-            let state = self.client.state()?.view;
+            let state = self.client.state()?;
             let ready = |name: &str| {
                 state.nodes.iter().any(|node| node.name.as_str() == name && &*node.state == "ready")
             };

@@ -120,7 +120,7 @@ fn tell(
     say: Say,
     stop: &Stop,
 ) -> Result<(Progress, StateView), Failure> {
-    let state = cluster.client.state()?.view;
+    let state = cluster.client.state()?;
     for node in &state.nodes {
         let model = node.gpus.first().map_or("no GPU", |gpu| &gpu.model);
         say.line(&format!("  {:<16} {} x {model}", node.name.as_str(), node.gpus.len()));
@@ -135,7 +135,7 @@ fn tell(
     let start = Instant::now();
     loop {
         cluster.check()?;
-        let state = cluster.client.state()?.view;
+        let state = cluster.client.state()?;
         for line in progress.look(&state, start.elapsed()) {
             say.line(&line);
         }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use phalanx_common::ids::GpuId;
 use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, Resources, format_amount};
 use phalanx_common::topology::LinkClass;
-use phalanx_core::view::{GangView, NodeView, PodView, QueueView, StateView};
+use phalanx_core::view::{GangView, NodeView, PodView, PodWithoutGang, QueueView, StateView};
 
 use crate::arguments::{Get, Listed};
-use crate::client::{Client, PodWithoutGang, State};
+use crate::client::Client;
 use crate::failure::{Failure, Format, print_json, print_text};
 use crate::table::{ShortIds, age, list, now, ranges};
 use crate::title::short_name;
@@ -18,11 +18,12 @@ use crate::title::short_name;
 /// # Errors
 /// The server cannot be reached or answers with an error.
 pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure> {
-    let State { view: state, pods_without_gang: alone } = client.state()?;
-    let alone: Vec<&PodWithoutGang> = alone
+    let state = client.state()?;
+    let alone: Vec<&PodWithoutGang> = state
+        .pods_without_gang
         .iter()
         .filter(|pod| {
-            options.what == Listed::Pods && (options.all_namespaces || pod.namespace == options.namespace)
+            options.what == Listed::Pods && (options.all_namespaces || *pod.namespace == *options.namespace)
         })
         .collect();
     let mine = |gang: &&GangView| options.all_namespaces || *gang.name.namespace == *options.namespace;

@@ -50,7 +50,7 @@ fn announce(cluster: &Cluster, default_dir: bool, format: Format) -> Result<(), 
             "processes": processes,
         }));
     }
-    let state = cluster.client.state()?.view;
+    let state = cluster.client.state()?;
     print_text(&format!("coordinator  {}  (agents: {})", endpoints.admin, endpoints.quic));
     for node in &state.nodes {
         let model = node.gpus.first().map_or("", |gpu| &gpu.model);

@@ -18,7 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use phalanx_core::view::StateView;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
@@ -176,17 +176,8 @@ async fn metrics<A: Api>(State(parts): Shared<A>) -> Result<Response, Failure> {
     Ok(([(header::CONTENT_TYPE, form)], text).into_response())
 }
 
-/// What the core shows, and what it cannot know.
-#[derive(Serialize)]
-struct Shown {
-    #[serde(flatten)]
-    view: StateView,
-    pods_without_gang: Vec<pods::PodWithoutGang>,
-}
-
-async fn state<A: Api>(State(parts): Shared<A>) -> Result<Json<Shown>, Failure> {
-    let view = parts.view().await?;
-    Ok(Json(Shown { view, pods_without_gang: pods::without_gang(&parts).await? }))
+async fn state<A: Api>(State(parts): Shared<A>) -> Result<Json<StateView>, Failure> {
+    Ok(Json(parts.view().await?))
 }
 
 #[derive(Deserialize)]

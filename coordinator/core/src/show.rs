@@ -15,7 +15,8 @@ use crate::phase::PhaseKind;
 use crate::place::feasible_nodes;
 use crate::reason::Reason;
 use crate::view::{
-    Explanation, GangView, GpuView, NodeView, PodView, QueueView, QuotaView, ReasonView, StateView,
+    Explanation, GangView, GpuView, NodeView, PodView, PodWithoutGang, QueueView, QuotaView, ReasonView,
+    StateView,
 };
 use crate::why::free_amounts;
 
@@ -27,7 +28,18 @@ impl Core {
         gangs.sort_by(|left, right| left.name.cmp(&right.name));
         let mut nodes: Vec<NodeView> = self.cluster.nodes().map(|(_, node)| self.node_view(node)).collect();
         nodes.sort_by(|left, right| left.name.cmp(&right.name));
-        StateView { queues: self.queue_views(), gangs, nodes }
+        StateView { queues: self.queue_views(), gangs, nodes, pods_without_gang: self.pods_without_gang() }
+    }
+
+    fn pods_without_gang(&self) -> Vec<PodWithoutGang> {
+        let alone = self.gangs.pods_of.keys().filter(|name| self.gang_key(name).is_none());
+        let pods = alone.flat_map(|name| self.gangs.pods_of(name).map(move |(_, pod)| (name, pod)));
+        let view = |(name, pod): (&GangName, &Pod)| PodWithoutGang {
+            namespace: name.namespace.clone(),
+            group: name.name.clone(),
+            pod: self.pod_view(pod),
+        };
+        pods.map(view).collect()
     }
 
     fn queue_views(&self) -> Vec<QueueView> {

@@ -19,6 +19,19 @@ pub struct StateView {
     pub gangs: Vec<GangView>,
     /// Nodes, by name.
     pub nodes: Vec<NodeView>,
+    /// Pods that name a PodGroup that does not exist, by it and name.
+    pub pods_without_gang: Vec<PodWithoutGang>,
+}
+
+/// A pod without a gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodWithoutGang {
+    /// Namespace.
+    pub namespace: Arc<str>,
+    /// The PodGroup it names.
+    pub group: Arc<str>,
+    /// The pod.
+    pub pod: PodView,
 }
 
 /// A queue.
