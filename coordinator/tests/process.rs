@@ -29,9 +29,7 @@ fn run_arguments(state_dir: &Path) -> Command {
 
 fn run_on(state_dir: &Path, listen: &str) -> Command {
     let mut command = program();
-    command
-        .args(["run", "--settle", "300ms", "--listen", listen, "--admin", "127.0.0.1:0", "--state-dir"])
-        .arg(state_dir);
+    command.args(["run", "--listen", listen, "--admin", "127.0.0.1:0", "--state-dir"]).arg(state_dir);
     command
 }
 
