@@ -26,6 +26,24 @@ type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId
 /// Shapes that failed in this pass, and why; true where they can never fit.
 type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
 
+/// What holds a single pod up.
+enum Held {
+    /// Its queue's ceiling, or what was found out for a pod like it.
+    Known(Reason),
+    /// It did not fit.
+    ByRoom(Required, Shortfall),
+}
+
+/// A plan for single pods of a gang that runs.
+struct More {
+    placed: Vec<Placed>,
+    /// Pods that wait.
+    waiting: u32,
+    /// What holds the first of them up.
+    first: Option<Held>,
+    shape: GangShape,
+}
+
 impl Core {
     /// Tries the gangs that may have a chance now.
     pub(crate) fn pass(&mut self, now: Time, actions: &mut Vec<Action>) {
@@ -178,53 +196,68 @@ impl Core {
             self.timers.insert((gang.not_before, Timer::Gang(key)));
             return;
         }
-        let (placed, waiting, cause) = self.place_more(key, failed);
-        let cause = match self.check_attempts(key, now) {
-            Ok(()) => cause,
-            Err(reason) => Some(reason),
-        };
-        let is_failing = matches!(cause, Some(Reason::InProgress { .. }));
-        self.set_reason(key, cause.map(|cause| Reason::MorePodsWait { waiting, cause: Box::new(cause) }));
-        if !placed.is_empty() && !is_failing {
-            self.begin_round(key, &placed, now);
+        let more = self.place_more(key, failed);
+        if let Err(reason) = self.check_attempts(key, now) {
+            self.set_waiting_reason(key, more.waiting, Some(reason));
+            return;
         }
+        if !more.placed.is_empty() {
+            self.begin_round(key, &more.placed, now);
+        }
+        // Looked into only now, when what was placed is taken: the reason must show what is left.
+        let cause = match more.first {
+            Some(Held::Known(reason)) => Some(reason),
+            Some(Held::ByRoom(one, shortfall)) => {
+                let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
+                failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
+                Some(reason)
+            }
+            None => None,
+        };
+        self.set_waiting_reason(key, more.waiting, cause);
     }
 
-    /// Plans single pods of a gang that runs: where those go that fit, how many wait, and why the first
-    /// of them does.
-    fn place_more(&mut self, key: GangKey, failed: &mut Failed) -> (Vec<Placed>, u32, Option<Reason>) {
-        let (mut placed, mut waiting, mut cause) = (Vec::new(), 0, None);
-        let Some(gang) = self.gangs.gangs.get(&key) else { return (placed, waiting, cause) };
+    fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
+        self.set_reason(key, cause.map(|cause| Reason::MorePodsWait { waiting, cause: Box::new(cause) }));
+    }
+
+    /// Plans single pods of a gang that runs.
+    fn place_more(&self, key: GangKey, failed: &Failed) -> More {
         let shape = self.shape(key);
+        let mut more = More { placed: Vec::new(), waiting: 0, first: None, shape };
+        let Some(gang) = self.gangs.gangs.get(&key) else { return more };
+        let Some(queue) = self.queues.get(&gang.spec.queue) else { return more };
         let mut used = self.used_in_queue(gang);
         let mut overlay = Overlay::default();
-        let name = gang.spec.queue.clone();
+        let mut too_large: Vec<(Arc<str>, Arc<PodNeed>)> = Vec::new();
         for candidate in self.candidates(gang) {
+            let need = candidate.need.clone();
+            let kind = (candidate.task.clone(), need.clone());
             let one = Required { pods: vec![candidate], minimum: 1, all: 1 };
-            let need = one.pods[0].need.clone();
-            let Some(queue) = self.queues.get(&name) else { break };
-            let reason = if let Some(over) = queue.over(&used, &need.amounts) {
-                Some(over.reason(&name))
-            } else if let Some((reason, _)) = failed.get(&shape_key(&shape, &one)) {
-                Some(reason.clone())
+            let held = if let Some(over) = queue.over(&used, &need.amounts) {
+                Held::Known(over.reason(&gang.spec.queue))
+            } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
+                Held::Known(reason.clone())
+            } else if more.first.is_some() && too_large.contains(&kind) {
+                more.waiting += 1;
+                continue;
             } else {
-                match place(&self.cluster, &mut overlay, &shape, &one.pods) {
+                match place(&self.cluster, &mut overlay, &more.shape, &one.pods) {
                     Ok(places) => {
                         used.add(&need.amounts);
-                        placed.extend(places);
-                        None
+                        more.placed.extend(places);
+                        continue;
                     }
                     Err(shortfall) => {
-                        let (reason, never) = self.diagnose(&shape, &one, &shortfall);
-                        failed.insert(shape_key(&shape, &one), (reason.clone(), never));
-                        Some(reason)
+                        too_large.push(kind);
+                        Held::ByRoom(one, shortfall)
                     }
                 }
             };
-            waiting += u32::from(reason.is_some());
-            cause = cause.or(reason);
+            more.waiting += 1;
+            more.first.get_or_insert(held);
         }
-        (placed, waiting, cause)
+        more
     }
 
     /// Why a gang did not fit; true where it can never fit as nodes are now.
