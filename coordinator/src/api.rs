@@ -392,6 +392,20 @@ pub trait Api: Clone + Send + Sync + 'static {
     /// Does a write. The answer is the object as it is after it (before it, for one that is gone now).
     fn mutate(&self, mutation: Mutation) -> impl Future<Output = Result<Arc<Object>, ApiError>> + Send;
 
+    /// Does writes in their order; each has its own answer. They may become durable together, which is much faster.
+    fn mutate_all(
+        &self,
+        mutations: Vec<Mutation>,
+    ) -> impl Future<Output = Vec<Result<Arc<Object>, ApiError>>> + Send {
+        async move {
+            let mut answers = Vec::with_capacity(mutations.len());
+            for mutation in mutations {
+                answers.push(self.mutate(mutation).await);
+            }
+            answers
+        }
+    }
+
     /// Number of the newest change; it wakes when there is a newer one.
     fn subscribe(&self) -> watch::Receiver<u64>;
 

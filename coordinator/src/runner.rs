@@ -24,6 +24,8 @@ use crate::watch::Watcher;
 pub const REPORTS: usize = 1024;
 /// Reports taken before the next look.
 const BATCH_REPORTS: usize = 256;
+/// Writes that are done together.
+const BATCH_WRITES: usize = 256;
 /// A write that failed is tried again after this, where nothing else happens before.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -112,28 +114,37 @@ impl Seen {
 }
 
 /// Does the writes; true where one has to be tried again.
-async fn write<A: Api>(api: &A, writes: Vec<Mutation>) -> bool {
+async fn write<A: Api>(api: &A, mut writes: Vec<Mutation>) -> bool {
     let mut failed = false;
-    for mutation in writes {
-        let (verb, target) = (mutation.verb(), mutation.target());
-        let creates = matches!(mutation, Mutation::Create(_));
-        match api.mutate(mutation).await {
-            Ok(_) => {}
-            // Nothing will come by the watch for an object that is not there.
-            Err(error @ ApiError::Conflict(_)) if creates => {
-                tracing::debug!(verb, target, %error, "tried again");
-                failed = true;
-            }
-            Err(ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => {
-                tracing::debug!(verb, target, "done already, or not needed any more");
-            }
-            // What it met comes by the watch; where that is late, the next look is not.
-            Err(ApiError::Conflict(_)) => failed = true,
-            Err(error) => {
-                tracing::warn!(verb, target, %error, "a write for standalone mode failed; it is tried again");
-                failed = true;
+    while !writes.is_empty() {
+        let rest = writes.split_off(writes.len().min(BATCH_WRITES));
+        let told: Vec<(&str, String)> =
+            writes.iter().map(|mutation| (mutation.verb(), mutation.target())).collect();
+        let answers = api.mutate_all(std::mem::replace(&mut writes, rest)).await;
+        for ((verb, target), answer) in told.into_iter().zip(answers) {
+            if let Err(error) = answer {
+                failed |= must_try_again(verb, &target, &error);
             }
         }
     }
     failed
+}
+
+fn must_try_again(verb: &str, target: &str, error: &ApiError) -> bool {
+    match error {
+        ApiError::NotFound(_) | ApiError::AlreadyExists(_) => {
+            tracing::debug!(verb, target, %error, "done already, or not needed any more");
+            false
+        }
+        // What it met comes by the watch; where that is late, or there is no object yet to be told of, the next look
+        // is not.
+        ApiError::Conflict(_) => {
+            tracing::debug!(verb, target, %error, "tried again");
+            true
+        }
+        error => {
+            tracing::warn!(verb, target, %error, "a write for standalone mode failed; it is tried again");
+            true
+        }
+    }
 }

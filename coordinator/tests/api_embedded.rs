@@ -92,6 +92,35 @@ async fn watchers_wake_and_read_what_is_new() {
 }
 
 #[tokio::test]
+async fn writes_done_together_see_each_other_and_outlive_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("objects");
+    let api = open(&file);
+    let create = |name: &str| Mutation::Create(Box::new(queue(name)));
+    let status = |name: &str| Mutation::UpdateStatus {
+        key: queue(name).key(),
+        preconditions: Preconditions::default(),
+        status: json!({ "state": "Closed" }),
+    };
+    let delete =
+        |name: &str| Mutation::Delete { key: queue(name).key(), preconditions: Preconditions::default() };
+    let mut writes: Vec<Mutation> = (0..20).map(|number| create(&format!("q{number}"))).collect();
+    writes.extend([status("q3"), create("q4"), delete("q5"), delete("q5"), create("q5")]);
+    let answers = api.mutate_all(writes).await;
+    assert!(answers[..21].iter().all(Result::is_ok), "{answers:?}");
+    assert_eq!(answers[20].as_ref().unwrap().status["state"], "Closed");
+    assert_eq!(answers[21], Err(ApiError::AlreadyExists("Queue q4".to_owned())));
+    assert_eq!(answers[23], Err(ApiError::NotFound("Queue q5".to_owned())));
+    assert!(answers[22].is_ok() && answers[24].is_ok(), "{answers:?}");
+    let changes = api.changes_since(0, 100).await.unwrap();
+    let numbers: Vec<u64> = changes.iter().map(|change| change.resource_version).collect();
+    assert_eq!(numbers, (1..=23).collect::<Vec<_>>());
+    let before = api.list(None).await.unwrap();
+    drop(api);
+    assert_eq!(open(&file).list(None).await.unwrap(), before);
+}
+
+#[tokio::test]
 async fn many_writers_get_one_order() {
     let folder = tempfile::tempdir().unwrap();
     let api = open(&folder.path().join("objects.redb"));

@@ -310,8 +310,8 @@ fn a_prepared_write_changes_nothing_until_it_is_committed() {
     let first = store.prepare(create("a"), Time(0), "u1").unwrap();
     let second = store.prepare(create("b"), Time(0), "u2").unwrap();
     assert_eq!(store.list(None), (Vec::new(), 0));
-    store.commit(&first).unwrap();
-    let error = store.commit(&second).unwrap_err();
+    store.commit(&first.changes).unwrap();
+    let error = store.commit(&second.changes).unwrap_err();
     assert_eq!(error.to_string(), "a write was prepared for change 1 and the store is at 1");
     assert_eq!(store.list(None).0.len(), 1);
 }

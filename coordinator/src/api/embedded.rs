@@ -14,7 +14,7 @@ use redb::{
 use thiserror::Error;
 use tokio::sync::watch;
 
-use super::store::{DEFAULT_LOG_LENGTH, Prepared, Store};
+use super::store::{DEFAULT_LOG_LENGTH, Store};
 use super::{Api, ApiError, Change, ChangeBody, Kind, Mutation, Object, ObjectKey};
 
 const OBJECTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
@@ -64,6 +64,12 @@ pub enum OpenError {
 pub type UidSource = Box<dyn FnMut() -> String + Send>;
 /// Source of time: milliseconds since the Unix epoch.
 pub type Clock = Box<dyn Fn() -> Time + Send>;
+
+/// Fewer writes than these are done one by one: to do them together costs a copy of the store's index.
+const TOGETHER: usize = 8;
+
+/// What came of one write.
+type Answer = Result<Arc<Object>, ApiError>;
 
 /// The embedded API. Clones share one store.
 #[derive(Clone)]
@@ -161,24 +167,50 @@ impl Shared {
         let uid = (writer.new_uid)();
         let prepared =
             self.store.read().unwrap_or_else(PoisonError::into_inner).prepare(mutation, now, &uid)?;
-        if prepared.changes.is_empty() {
-            return Ok(prepared.object);
-        }
-        writer.persist(&prepared).map_err(|error| storage_error("write objects", &error))?;
-        let mut store = self.store.write().unwrap_or_else(PoisonError::into_inner);
-        store.commit(&prepared)?;
-        self.newest.send_replace(store.revision());
+        self.apply(&writer, &prepared.changes)?;
         Ok(prepared.object)
+    }
+
+    /// One transaction for all.
+    fn mutate_all(&self, mutations: Vec<Mutation>) -> Result<Vec<Answer>, ApiError> {
+        let mut writer = self.lock_writer();
+        let now = (writer.clock)();
+        // Each write sees those before it, and readers see none of them before all are durable.
+        let mut ahead = self.store.read().unwrap_or_else(PoisonError::into_inner).ahead();
+        let mut changes = Vec::new();
+        let mut answers = Vec::with_capacity(mutations.len());
+        for mutation in mutations {
+            let prepared = ahead.prepare(mutation, now, &(writer.new_uid)());
+            answers.push(prepared.and_then(|prepared| {
+                ahead.commit(&prepared.changes)?;
+                changes.extend(prepared.changes);
+                Ok(prepared.object)
+            }));
+        }
+        self.apply(&writer, &changes)?;
+        Ok(answers)
+    }
+
+    /// To the file, then to the store.
+    fn apply(&self, writer: &Writer, changes: &[Change]) -> Result<(), ApiError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        writer.persist(changes).map_err(|error| storage_error("write objects", &error))?;
+        let mut store = self.store.write().unwrap_or_else(PoisonError::into_inner);
+        store.commit(changes)?;
+        self.newest.send_replace(store.revision());
+        Ok(())
     }
 }
 
 impl Writer {
-    fn persist(&self, prepared: &Prepared) -> Result<(), redb::Error> {
+    fn persist(&self, changes: &[Change]) -> Result<(), redb::Error> {
         let transaction = self.database.begin_write()?;
         {
             let mut objects = transaction.open_table(OBJECTS)?;
             let mut newest = 0;
-            for change in &prepared.changes {
+            for change in changes {
                 newest = change.resource_version;
                 match &change.body {
                     ChangeBody::Applied(object) => {
@@ -226,6 +258,19 @@ impl Api for EmbeddedApi {
 
     async fn mutate(&self, mutation: Mutation) -> Result<Arc<Object>, ApiError> {
         self.blocking(|shared| shared.mutate(mutation)).await
+    }
+
+    async fn mutate_all(&self, mutations: Vec<Mutation>) -> Vec<Answer> {
+        let count = mutations.len();
+        if count < TOGETHER {
+            let mut answers = Vec::with_capacity(count);
+            for mutation in mutations {
+                answers.push(self.mutate(mutation).await);
+            }
+            return answers;
+        }
+        let answers = self.blocking(|shared| shared.mutate_all(mutations)).await;
+        answers.unwrap_or_else(|error| vec![Err(error); count])
     }
 
     fn subscribe(&self) -> watch::Receiver<u64> {

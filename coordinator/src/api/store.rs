@@ -72,6 +72,20 @@ impl Store {
         store
     }
 
+    /// The same objects without a log: to compute several writes ahead of their commit.
+    #[must_use]
+    pub fn ahead(&self) -> Self {
+        Self {
+            objects: self.objects.clone(),
+            key_of_uid: self.key_of_uid.clone(),
+            owned: self.owned.clone(),
+            revision: self.revision,
+            log: VecDeque::new(),
+            log_length: 1,
+            forgotten: self.revision,
+        }
+    }
+
     /// Number of the newest change.
     #[must_use]
     pub const fn revision(&self) -> u64 {
@@ -146,19 +160,19 @@ impl Store {
         }
     }
 
-    /// Applies a prepared write.
+    /// Applies the changes of prepared writes.
     ///
     /// # Errors
-    /// Another write was applied since it was prepared; nothing is changed.
-    pub fn commit(&mut self, prepared: &Prepared) -> Result<(), ApiError> {
-        let Some(first) = prepared.changes.first() else { return Ok(()) };
+    /// Another write was applied since they were prepared; nothing is changed.
+    pub fn commit(&mut self, changes: &[Change]) -> Result<(), ApiError> {
+        let Some(first) = changes.first() else { return Ok(()) };
         if first.resource_version != self.revision + 1 {
             return Err(ApiError::Storage(format!(
                 "a write was prepared for change {} and the store is at {}",
                 first.resource_version, self.revision
             )));
         }
-        for change in &prepared.changes {
+        for change in changes {
             match &change.body {
                 ChangeBody::Applied(object) => self.insert(Arc::clone(object)),
                 ChangeBody::Deleted { key, .. } => self.remove(key),
@@ -180,7 +194,7 @@ impl Store {
     /// As `prepare`.
     pub fn mutate(&mut self, mutation: Mutation, now: Time, new_uid: &str) -> Result<Arc<Object>, ApiError> {
         let prepared = self.prepare(mutation, now, new_uid)?;
-        self.commit(&prepared)?;
+        self.commit(&prepared.changes)?;
         Ok(prepared.object)
     }
 
