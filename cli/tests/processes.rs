@@ -265,7 +265,7 @@ serves Queue, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Nod
 
 #[test]
 fn the_commands_of_the_readme_work_one_after_the_other() {
-    let cluster = Cluster::start(&["hgx-h100.toml=4"]);
+    let cluster = Cluster::start(&["hgx-h100.toml=4", "l40s-4gpu.toml"]);
     cluster.ok(&["apply", "-f", "deploy/examples"]);
     cluster.wait_for_phase("language", "llm-first", "running");
     let gangs = cluster.ok(&["get", "gangs", "-A"]).out;
