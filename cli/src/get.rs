@@ -67,7 +67,7 @@ pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure
 
 /// `used/limit`, or only what is used where there is no limit.
 fn used_of(queue: &QueueView, resource: &str) -> String {
-    let used = format_amount(resource, queue.charged.amount(resource));
+    let used = format_amount(resource, queue.allocated.amount(resource));
     match queue.capability.get(resource) {
         Some(limit) => format!("{used}/{}", format_amount(resource, limit)),
         None => used,

@@ -29,11 +29,7 @@ pub fn text(explanation: &Explanation) -> String {
     let mut lines = explanation.lines.clone();
     if &*gang.phase == "finished" {
         let ended = |phase: &str| gang.pods.iter().filter(|pod| &*pod.phase == phase).count();
-        lines.push(format!(
-            "it has finished: {} pods succeeded, {} failed",
-            ended("Succeeded"),
-            ended("Failed")
-        ));
+        lines.push(format!("it has finished: succeeded {}, failed {}", ended("Succeeded"), ended("Failed")));
     }
     let places = places(gang);
     if !places.is_empty() {
@@ -53,6 +49,7 @@ fn places(gang: &GangView) -> Vec<String> {
             let gpus = match pod.gpus.len() {
                 0 => String::new(),
                 1 => ", 1 GPU".to_owned(),
+                count if pod.link_class.is_none() => format!(", {count} GPUs"),
                 count => format!(", {count} GPUs, {}", link_text(pod.link_class)),
             };
             format!("  {} on {node} ({}{gpus})", pod.name, pod.phase)

@@ -5,7 +5,7 @@ use crate::core::Core;
 use crate::gang::{Gang, GangKey, OrderKey};
 use crate::life::task_minima;
 use crate::phase::Phase;
-use crate::queue::Queue;
+use crate::queue::{Over, Queue};
 use crate::reason::Reason;
 use crate::required::Required;
 
@@ -50,7 +50,7 @@ impl Core {
         let name = gang.spec.queue.clone();
         let Some(queue) = self.queues.get(&name) else { return Ok(Vec::new()) };
         if let Some(over) = queue.over(&Amounts::default(), charge) {
-            let lower_to = lower_to(queue, gang, required);
+            let lower_to = lower_to(queue, &over, required);
             let (resource, limit, asked) = (over.resource, over.limit, over.asked);
             return Err(Reason::AboveCapability { queue: name, resource, limit, asked, lower_to });
         }
@@ -116,16 +116,19 @@ impl Core {
     }
 }
 
-/// The largest minimum of the gang that the queue's ceiling allows, where there is one.
-fn lower_to(queue: &Queue, gang: &Gang, required: &Required) -> Option<u32> {
-    let none = Amounts::default();
-    if queue.over(&none, &gang.min_amounts).is_some() {
-        return None;
+/// The largest minimum of the gang that the queue's ceiling allows, where there is one. Before its pods
+/// exist, they are taken to be alike.
+fn lower_to(queue: &Queue, over: &Over, required: &Required) -> Option<u32> {
+    if required.pods.is_empty() {
+        let minimum = u128::from(over.limit) * u128::from(required.minimum) / u128::from(over.asked.max(1));
+        return u32::try_from(minimum).ok().filter(|minimum| *minimum > 0);
     }
+    let none = Amounts::default();
     let mut sum = Amounts::default();
     let fits = required.pods.iter().take_while(|candidate| {
         sum.add(&candidate.need.amounts);
         queue.over(&none, &sum).is_none()
     });
-    u32::try_from(fits.count()).ok().filter(|count| *count > 0)
+    let all = required.pods.len();
+    u32::try_from(fits.count().min(all.saturating_sub(1))).ok().filter(|count| *count > 0)
 }

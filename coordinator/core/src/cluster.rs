@@ -55,12 +55,13 @@ pub(crate) struct Node {
 
 impl Node {
     fn new(name: NodeName) -> Self {
+        let hostname = (Arc::from("kubernetes.io/hostname"), Arc::from(name.as_str()));
         Self {
             name,
             spec: None,
             deleted: false,
             agent: None,
-            labels: BTreeMap::new(),
+            labels: BTreeMap::from([hostname]),
             capacity: Amounts::default(),
             used: Amounts::default(),
             free_mask: 0,
@@ -82,10 +83,17 @@ impl Node {
                     return Some(Closed::DriverError(Arc::from(message.as_str())));
                 }
             }
-            None if self.spec.is_none() => return Some(Closed::Removed),
+            None if self.spec.is_none() && self.deleted => return Some(Closed::Removed),
+            // Known from what runs there; its agent has not been heard of since the start.
+            None if self.spec.is_none() => return Some(Closed::AgentAway),
             None => {}
         }
         self.quarantine.as_ref().map(|(_, why)| Closed::Quarantined(why.clone()))
+    }
+
+    /// What it has is not known: neither object nor agent was heard of yet.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.spec.is_none() && self.agent.is_none() && !self.deleted
     }
 
     /// Position of a GPU.

@@ -22,7 +22,9 @@ impl Core {
         self.leases.insert(lease);
         if let Some(gang) = gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {
             gang.leases += 1;
-            self.charge_lease(id, true);
+            // What is only waiting for its agent's word that it is gone uses no quota.
+            let counts = self.leases.leases.get(&id).is_some_and(|lease| lease.wanted != LeaseState::Gone);
+            self.charge_lease(id, counts);
         }
     }
 

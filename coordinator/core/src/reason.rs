@@ -238,7 +238,7 @@ impl Reason {
             Self::QuotaUsed { queue, resource, limit, used, asked } => {
                 let short = used.saturating_add(*asked).saturating_sub(*limit);
                 format!(
-                    "wait until {} of Queue {queue} is free again, or raise its capability {resource} by {}",
+                    "wait for {} of Queue {queue} to be given back, or raise its capability {resource} by {}",
                     amount_of(resource, short),
                     format_amount(resource, short)
                 )
@@ -264,7 +264,7 @@ impl Reason {
             ),
             Self::LargerThanCluster { mixed_models_would_fit: true, .. } => MIX_FIX.to_owned(),
             Self::LargerThanCluster { fit, minimum, shape, lower_to, .. } => format!(
-                "add nodes for {} of {shape}{}",
+                "add nodes for {}, of which the next asks {shape}{}",
                 pods(minimum.saturating_sub(*fit), "more "),
                 lower(*lower_to)
             ),
@@ -299,7 +299,9 @@ impl NoRoom {
 
 /// The suggestion to lower the minimum, where a lower one would do.
 fn lower(minimum: Option<u32>) -> String {
-    minimum.map(|minimum| format!(", or lower minMember to {minimum}")).unwrap_or_default()
+    minimum
+        .map(|minimum| format!(", or lower minMember (minAvailable of a Job) to {minimum}"))
+        .unwrap_or_default()
 }
 
 /// `1 more pod`, `3 pods`.
@@ -376,7 +378,7 @@ impl fmt::Display for Reason {
             ),
             Self::QuotaUsed { queue, resource, limit, used, asked } => write!(
                 formatter,
-                "queue {queue} quota: capability {resource} {}, used {}, the gang's minimum asks {}",
+                "queue {queue} quota: capability {resource} {}, used {}, asked {}",
                 format_amount(resource, *limit),
                 format_amount(resource, *used),
                 format_amount(resource, *asked)
@@ -404,7 +406,7 @@ impl fmt::Display for Reason {
                 let models = if *mixed_models_would_fit { " with one GPU model per task" } else { "" };
                 write!(
                     formatter,
-                    "can never fit: {minimum} pods of {shape} needed, an empty cluster takes {fit}{models}"
+                    "can never fit: {minimum} pods needed, an empty cluster takes {fit}{models}; the next asks {shape}"
                 )
             }
             Self::NoRoom(room) => room.fmt(formatter),

@@ -342,6 +342,9 @@ impl Core {
 
     /// Says why a gang is degraded.
     pub(crate) fn degraded_cause(missing: u32) -> Arc<str> {
-        Arc::from(format!("{missing} of its pods ended badly or were deleted"))
+        Arc::from(match missing {
+            1 => "1 of its pods ended badly or was deleted".to_owned(),
+            count => format!("{count} of its pods ended badly or were deleted"),
+        })
     }
 }

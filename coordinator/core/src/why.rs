@@ -30,14 +30,18 @@ pub(crate) fn diagnose(
     leaving: &[(NodeIndex, Taken)],
 ) -> (Reason, bool) {
     let need = &shortfall.need;
-    if let Some(reason) = no_node_ever(cluster, empty, need) {
+    // A node that was not heard of yet may have what no other has.
+    let all_known = !cluster.nodes().any(|(_, node)| node.is_unknown());
+    if let Some(reason) = no_node_ever(cluster, empty, need).filter(|_| all_known) {
         return (reason, true);
     }
     let fits_mixed = |cluster: &Cluster| {
         let mixed = GangShape { mixed_models: true, ..GangShape::default() };
         !shape.mixed_models && place(cluster, &mut Overlay::default(), &mixed, &required.pods).is_ok()
     };
-    if let Err(ever) = place(empty, &mut Overlay::default(), shape, &required.pods) {
+    if let Err(ever) = place(empty, &mut Overlay::default(), shape, &required.pods)
+        && all_known
+    {
         let fit = place_most(empty, shape, &required.pods);
         let reason = Reason::LargerThanCluster {
             fit,
@@ -132,7 +136,8 @@ fn no_node_ever(cluster: &Cluster, empty: &Cluster, need: &PodNeed) -> Option<Re
         }
         let offers_gpus = nodes.iter().any(|node| node.capacity.gpus > 0);
         let looks_like_gpu = resource.ends_with("gpu") && &*resource != NVIDIA_GPU;
-        let suggestion = (offers_gpus && looks_like_gpu).then(|| Arc::from(NVIDIA_GPU));
+        let asks_already = need.amounts.gpus > 0;
+        let suggestion = (offers_gpus && looks_like_gpu && !asks_already).then(|| Arc::from(NVIDIA_GPU));
         return Some(Reason::NoNodeOffers { resource, asked, suggestion });
     }
     None
