@@ -86,6 +86,7 @@ scenarios! {
     plain_nodes,
     agent_gone,
     node_churn,
+    restart_node_away,
     driver_away,
     true_fixes,
     growth,

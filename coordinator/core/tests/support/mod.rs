@@ -104,7 +104,8 @@ impl World {
             self.apply(event);
         }
         self.apply(Event::Synced);
-        let names: Vec<NodeName> = self.agents.keys().cloned().collect();
+        let connected = self.agents.iter().filter(|(_, agent)| agent.connected);
+        let names: Vec<NodeName> = connected.map(|(name, _)| name.clone()).collect();
         for node in names {
             self.connect(&node);
         }
