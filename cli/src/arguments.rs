@@ -116,7 +116,7 @@ pub struct Apply {
 /// What can be listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Listed {
-    /// Queues and what they use
+    /// Queues and what their placed pods use
     #[value(alias = "queue", alias = "q")]
     Queues,
     /// Gangs and why they wait

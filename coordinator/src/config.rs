@@ -135,7 +135,7 @@ pub struct RunArguments {
     /// How long such a node takes none [default: 30s]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub quarantine: Option<String>,
-    /// Placement attempts per gang and minute [default: 30]
+    /// Placements of a gang that may fail per minute before it has to wait [default: 30]
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub attempts_per_minute: Option<String>,
     /// Queue of gangs that name none [default: default]

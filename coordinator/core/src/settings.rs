@@ -18,7 +18,7 @@ pub struct Settings {
     pub refusal_budget: u32,
     /// How long a node stays closed for refusals.
     pub quarantine_ms: Millis,
-    /// Placement attempts per gang and minute.
+    /// Placements of a gang that may fail per minute, after they were begun, before it has to wait.
     pub attempts_per_minute: u32,
     /// Queue for gangs that name none; it exists without an object.
     pub default_queue: String,

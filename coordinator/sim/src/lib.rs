@@ -15,8 +15,10 @@ pub mod log;
 mod network;
 pub mod options;
 pub mod random;
+mod seeds;
 mod workload;
 mod world;
 
 pub use crate::options::{Bug, Options, Rates};
+pub use crate::seeds::run_seeds;
 pub use crate::world::{Failure, Report, run};

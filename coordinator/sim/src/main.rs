@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use clap::Parser;
-use phalanx_sim::{Bug, Options, Report, run};
+use phalanx_sim::{Bug, Options, Report, run_seeds};
 
 /// Runs both machines in virtual time, with faults from a seed.
 #[derive(Debug, Parser)]
@@ -76,28 +75,16 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Runs all seeds, on as many threads as there are processors. Runs share nothing.
+/// Runs all seeds and adds up what came of them.
 fn run_all(first: u64, count: u64, trace: bool, bug: Option<Bug>) -> Summary {
-    let next = AtomicU64::new(first);
     let summary = Mutex::new(Summary::default());
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= first.saturating_add(count) {
-                        return;
-                    }
-                    let report = run(Options { trace, bug, ..Options::seed(seed) });
-                    let mut summary = summary.lock().unwrap_or_else(PoisonError::into_inner);
-                    for line in &report.lines {
-                        println!("{line}");
-                    }
-                    summary.add(report);
-                }
-            });
+    let options = |seed| Options { trace, bug, ..Options::seed(seed) };
+    run_seeds(first, count, options, |report| {
+        let mut summary = summary.lock().unwrap_or_else(PoisonError::into_inner);
+        for line in &report.lines {
+            println!("{line}");
         }
+        summary.add(report);
     });
     let mut summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
     summary.failed.sort();

@@ -4,29 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use phalanx_sim::{Bug, Options, Rates, Report, run};
+use phalanx_sim::{Bug, Options, Rates, Report, run, run_seeds};
 
-/// Runs seeds 0 to `count` on all processors.
-fn run_seeds(count: u64) -> Vec<Report> {
-    let next = AtomicU64::new(0);
+/// Reports of the seeds 0 to `count`.
+fn reports(count: u64) -> Vec<Report> {
     let reports = Mutex::new(Vec::new());
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= count {
-                        return;
-                    }
-                    let report = run(Options::seed(seed));
-                    reports.lock().unwrap().push(report);
-                }
-            });
-        }
-    });
+    run_seeds(0, count, Options::seed, |report| reports.lock().unwrap().push(report));
     reports.into_inner().unwrap()
 }
 
@@ -34,7 +18,7 @@ fn run_seeds(count: u64) -> Vec<Report> {
 fn two_hundred_seeds_hold_and_reach_everything() {
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     let mut failed = Vec::new();
-    for report in run_seeds(200) {
+    for report in reports(200) {
         if let Some(failure) = report.failure {
             failed.push(format!("cargo xtask sim --seeds 1 --seed {}: {failure:?}", report.seed));
         }
