@@ -170,18 +170,58 @@ impl fmt::Display for Term {
     }
 }
 
-/// An agent's promise of GPUs to one pod. Unique over all terms. Text form `TERM-SERIAL`.
+/// An agent's promise of GPUs to one pod. Unique over all terms and over all incarnations of one: the counter of
+/// a term comes back when a store is set back to an old copy. Text form `TERM.INCARNATION-NUMBER`, of which
+/// the first two are the leader's term as it is written everywhere; without `.INCARNATION` where that is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LeaseId {
     /// Counter of the term that made the lease.
     pub term: u64,
-    /// Number of the lease within its term.
+    /// Upper half: lower half of the term's incarnation. Lower half: number of the lease within its term.
     pub serial: u64,
+}
+
+impl LeaseId {
+    /// The lease of this number under a term.
+    #[must_use]
+    pub const fn new(term: Term, number: u32) -> Self {
+        Self { term: term.counter, serial: (term.incarnation << 32) | number as u64 }
+    }
+
+    /// Number of the lease within its term.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.serial as u32
+    }
+
+    /// What is kept of the incarnation of its term.
+    const fn incarnation(self) -> u32 {
+        (self.serial >> 32) as u32
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let (term, number) = text.split_once('-')?;
+        let (counter, incarnation) = match term.split_once('.') {
+            Some((counter, digits)) => {
+                let is_hex = digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+                (counter, is_hex.then(|| u64::from_str_radix(digits, 16).ok()).flatten()?)
+            }
+            None => (term, 0),
+        };
+        let whole = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        if !whole(counter) || !whole(number) {
+            return None;
+        }
+        Some(Self::new(Term { counter: counter.parse().ok()?, incarnation }, number.parse().ok()?))
+    }
 }
 
 impl fmt::Display for LeaseId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}-{}", self.term, self.serial)
+        match self.incarnation() {
+            0 => write!(formatter, "{}-{}", self.term, self.number()),
+            incarnation => write!(formatter, "{}.{incarnation:08x}-{}", self.term, self.number()),
+        }
     }
 }
 
@@ -189,13 +229,11 @@ impl FromStr for LeaseId {
     type Err = IdError;
 
     fn from_str(text: &str) -> Result<Self, IdError> {
-        text.split_once('-')
-            .and_then(|(term, serial)| Some(Self { term: term.parse().ok()?, serial: serial.parse().ok()? }))
-            .ok_or_else(|| IdError {
-                kind: "lease id",
-                text: text.chars().take(64).collect(),
-                expected: "TERM-SERIAL, two whole numbers",
-            })
+        Self::read(text).ok_or_else(|| IdError {
+            kind: "lease id",
+            text: text.chars().take(64).collect(),
+            expected: "TERM.INCARNATION-NUMBER: a whole number, 8 hex digits, a whole number",
+        })
     }
 }
 
@@ -225,8 +263,22 @@ mod tests {
     #[test]
     fn lease_id_round_trips_and_refuses_nonsense() {
         let id = LeaseId { term: 3, serial: 17 };
+        assert_eq!(id.to_string(), "3-17");
         assert_eq!(id.to_string().parse::<LeaseId>().unwrap(), id);
-        assert!("3".parse::<LeaseId>().is_err());
-        assert!("x-1".parse::<LeaseId>().is_err());
+        let id = LeaseId::new(Term { counter: 3, incarnation: 0xffff_ffff_00ab_cdef }, u32::MAX);
+        assert_eq!(id.to_string(), "3.00abcdef-4294967295");
+        assert_eq!(id.to_string().parse::<LeaseId>().unwrap(), id);
+        for bad in
+            ["3", "x-1", "3-4294967296", "3.abcdef-1", "3.+0abcdef-1", "3.-1", "+3-1", "3-+1", "-1", "3-"]
+        {
+            assert!(bad.parse::<LeaseId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_counter_that_comes_back_gives_other_lease_ids() {
+        let term = |incarnation| Term { counter: 4, incarnation };
+        assert_ne!(LeaseId::new(term(1), 1), LeaseId::new(term(2), 1));
+        assert!(LeaseId::new(term(1), 1) < LeaseId::new(term(1), 2));
     }
 }

@@ -75,7 +75,7 @@ pub(crate) struct Leases {
     pub(crate) by_node: BTreeMap<NodeIndex, BTreeSet<LeaseId>>,
     /// Leases that changed and may have something to send.
     pub(crate) touched: BTreeSet<LeaseId>,
-    next_serial: u64,
+    next_number: u32,
 }
 
 impl Leases {
@@ -83,8 +83,8 @@ impl Leases {
     /// set back.
     pub(crate) fn next_id(&mut self, term: Term) -> LeaseId {
         loop {
-            self.next_serial += 1;
-            let id = LeaseId { term: term.counter, serial: self.next_serial };
+            self.next_number = self.next_number.wrapping_add(1);
+            let id = LeaseId::new(term, self.next_number);
             if !self.leases.contains_key(&id) {
                 return id;
             }
