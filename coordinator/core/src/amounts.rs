@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, ResourceName, Resources};
+use serde::{Deserialize, Serialize};
 
 /// Number of an interned resource name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ResourceId(u32);
 
 /// One resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum ResourceKey {
     Cpu,
     Memory,
@@ -19,7 +20,7 @@ pub(crate) enum ResourceKey {
 }
 
 /// Names of the resources that are not cpu, memory or NVIDIA GPUs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ResourceTable {
     ids: BTreeMap<ResourceName, ResourceId>,
     names: Vec<ResourceName>,
@@ -34,6 +35,11 @@ impl ResourceTable {
         self.ids.insert(name.clone(), id);
         self.names.push(name.clone());
         id
+    }
+
+    /// Names known.
+    pub(crate) const fn len(&self) -> usize {
+        self.names.len()
     }
 
     /// The resource of a name.
@@ -98,7 +104,7 @@ impl ResourceTable {
 }
 
 /// Amounts of resources.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Amounts {
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,

@@ -7,16 +7,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_common::topology::{GpuLink, Inventory, PcieLevel};
+use serde::{Deserialize, Serialize};
 
 /// Up to this many free GPUs every set is compared; above it a set is grown from the best pair.
 const EXHAUSTIVE_GPUS: u32 = 16;
 
 /// Number of a GPU model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ModelId(pub(crate) u32);
 
 /// What makes two nodes equal for the choice of GPUs.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ClassKey {
     models: Vec<Arc<str>>,
     links: Vec<(u8, PcieLevel)>,
@@ -54,13 +55,15 @@ pub(crate) struct Choice {
 }
 
 /// One topology class.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Class {
     pub(crate) gpus: u32,
     /// Mask of the GPUs of each model.
     pub(crate) models: Vec<(ModelId, u64)>,
     weights: Vec<Vec<u32>>,
     tiers: Vec<Vec<u8>>,
+    /// Answers found so far: found again where they are missing.
+    #[serde(skip)]
     table: RefCell<BTreeMap<(u64, u32), Choice>>,
 }
 
@@ -97,6 +100,11 @@ impl Class {
             tiers: inventory.links.iter().map(|row| row.iter().map(|link| tier(*link)).collect()).collect(),
             table: RefCell::new(BTreeMap::new()),
         }
+    }
+
+    /// Answers kept.
+    pub(crate) fn kept(&self) -> usize {
+        self.table.borrow().len()
     }
 
     /// The best `size` GPUs out of `free`; `None` where there are fewer.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use phalanx_common::ids::{GpuId, LeaseId, NodeName};
 use phalanx_common::topology::{GpuHealth, Inventory, ProbeState};
 use phalanx_common::units::Time;
+use serde::{Deserialize, Serialize};
 
 use crate::amounts::{Amounts, ResourceTable};
 use crate::class::{Class, ClassKey, ModelId, bits};
@@ -14,15 +15,15 @@ use crate::event::NodeSpec;
 use crate::reason::Closed;
 
 /// Number of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct NodeIndex(pub(crate) u32);
 
 /// Number of a topology class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ClassId(u32);
 
 /// The agent's side of a node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct AgentSide {
     /// Connection, while it is up.
     pub(crate) session: Option<u64>,
@@ -33,7 +34,7 @@ pub(crate) struct AgentSide {
 }
 
 /// One node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Node {
     pub(crate) name: NodeName,
     pub(crate) spec: Option<NodeSpec>,
@@ -110,18 +111,19 @@ impl Node {
 }
 
 /// Nodes of one class by free mask, grouped by the number of free GPUs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ClassIndex {
     pub(crate) by_count: Vec<BTreeMap<u64, BTreeSet<NodeIndex>>>,
 }
 
 /// All nodes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cluster {
     nodes: Vec<Node>,
     /// Numbers that no node has now.
     vacant: BTreeSet<NodeIndex>,
     by_name: BTreeMap<NodeName, NodeIndex>,
+    #[serde(with = "crate::pairs")]
     class_ids: BTreeMap<ClassKey, ClassId>,
     classes: Vec<Class>,
     index: Vec<ClassIndex>,
@@ -137,7 +139,7 @@ pub(crate) struct Cluster {
 }
 
 /// What an allocation takes from its node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Taken {
     pub(crate) lease: LeaseId,
     pub(crate) amounts: Amounts,
@@ -149,6 +151,18 @@ impl Cluster {
         let numbered = self.nodes.iter().enumerate();
         let numbered = numbered.map(|(at, node)| (NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), node));
         numbered.filter(|(index, _)| !self.vacant.contains(index))
+    }
+
+    /// Entries of its tables, by name.
+    pub(crate) fn kept(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("nodes", self.by_name.len()),
+            ("node_numbers", self.nodes.len()),
+            ("topology_classes", self.classes.len()),
+            ("gpu_sets", self.classes.iter().map(Class::kept).sum()),
+            ("gpu_models", self.model_names.len()),
+            ("resource_names", self.resources.len()),
+        ]
     }
 
     pub(crate) fn node(&self, index: NodeIndex) -> &Node {

@@ -8,6 +8,7 @@ use phalanx_common::plan::GangPlan;
 use phalanx_common::queue::PriorityClassSpec;
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{LeaseReport, LeaseState};
+use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::cluster::{Cluster, NodeIndex};
@@ -22,7 +23,7 @@ use crate::settings::Settings;
 const CYCLE_ROUNDS: u32 = 8;
 
 /// What an action in flight was for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Pending {
     /// A gang's plan.
     Plan(GangKey),
@@ -37,7 +38,7 @@ pub(crate) enum Pending {
 }
 
 /// What a deadline is for.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Timer {
     /// An unanswered message.
     Resend(LeaseId),
@@ -66,7 +67,7 @@ impl Timer {
 }
 
 /// The deciding machine.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Core {
     pub(crate) settings: Settings,
     pub(crate) term: Term,
@@ -82,6 +83,7 @@ pub struct Core {
     pub(crate) touched: BTreeSet<GangKey>,
     pub(crate) touched_queues: BTreeSet<QueueName>,
     /// Gangs that wait for a place, or for a place for more pods.
+    #[serde(with = "crate::pairs")]
     pub(crate) waiting: BTreeMap<OrderKey, GangKey>,
     /// Those of them to be tried in the next pass.
     pub(crate) to_try: BTreeSet<OrderKey>,
@@ -92,8 +94,11 @@ pub struct Core {
     /// `room_generation` of the cluster at the last pass.
     pub(crate) room_seen: u64,
     /// The cluster without use, for "could it ever run", and its generation.
+    /// Made anew where it is missing.
+    #[serde(skip)]
     pub(crate) emptied: Option<(u64, Cluster)>,
     /// Same needs share one value: most pods of a gang are alike.
+    #[serde(skip)]
     pub(crate) last_need: Option<(phalanx_common::gang::PodRequest, Arc<PodNeed>)>,
     /// Counter that the term was asked to go above.
     pub(crate) raising_above: Option<u64>,
@@ -131,6 +136,14 @@ impl Core {
         };
         core.make_default_queue();
         core
+    }
+
+    /// A copy that goes on exactly as this one does, also after it was written and read back. What is only
+    /// remembered to be quick is forgotten in both.
+    pub fn snapshot(&mut self) -> Self {
+        self.emptied = None;
+        self.last_need = None;
+        self.clone()
     }
 
     /// Records a fact.

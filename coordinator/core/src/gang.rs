@@ -7,6 +7,7 @@ use std::sync::Arc;
 use phalanx_common::gang::{GangSpec, PodSpec};
 use phalanx_common::ids::{GangName, LeaseId, PodUid};
 use phalanx_common::units::Time;
+use serde::{Deserialize, Serialize};
 
 use crate::action::GangStatus;
 use crate::amounts::Amounts;
@@ -15,14 +16,14 @@ use crate::place::PodNeed;
 use crate::reason::Reason;
 
 /// Number of a gang: order of arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct GangKey(pub(crate) u64);
 
 /// Order of gangs: queue priority, priority, creation time, order of arrival, UID.
 pub(crate) type OrderKey = (Reverse<i32>, Reverse<i32>, Time, GangKey);
 
 /// One gang.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Gang {
     pub(crate) spec: GangSpec,
     /// Its PodGroup is gone; kept until its pods are.
@@ -51,7 +52,7 @@ impl Gang {
 }
 
 /// One pod.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Pod {
     pub(crate) spec: PodSpec,
     pub(crate) need: Arc<PodNeed>,
@@ -75,12 +76,14 @@ impl Pod {
 }
 
 /// All gangs and pods.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Gangs {
     pub(crate) gangs: BTreeMap<GangKey, Gang>,
+    #[serde(with = "crate::pairs")]
     pub(crate) by_name: BTreeMap<GangName, GangKey>,
     pub(crate) pods: BTreeMap<PodUid, Pod>,
     /// Pods by gang, whether the gang is known yet or not.
+    #[serde(with = "crate::pairs")]
     pub(crate) pods_of: BTreeMap<GangName, BTreeSet<PodUid>>,
 }
 

@@ -7,14 +7,16 @@ use std::sync::Arc;
 
 use phalanx_common::gang::{ContainerKind, PodRequest};
 use phalanx_common::ids::{GpuId, LeaseId, PodUid, Term};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{ContainerDevices, LeaseRequest, LeaseState, ToAgent};
+use serde::{Deserialize, Serialize};
 
 use crate::cluster::{NodeIndex, Taken};
 use crate::gang::GangKey;
 
 /// One lease.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Lease {
     pub(crate) node: NodeIndex,
     /// What it takes from the node.
@@ -48,7 +50,7 @@ impl Lease {
             (_, None) => Some(Reserved),
             (wanted, Some(Reserved)) if wanted >= Armed => Some(Armed),
             (wanted, Some(Armed)) if wanted >= Bound => Some(Bound),
-            (Started, Some(Bound)) => Some(Started),
+            (Started, Some(Bound)) if !planted::is(Bug::LoseGangBound) => Some(Started),
             (_, Some(Reserved | Armed | Bound | Started | Releasing | Gone)) => None,
         }
     }
@@ -69,8 +71,9 @@ impl Lease {
 }
 
 /// All leases.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Leases {
+    #[serde(with = "crate::pairs")]
     pub(crate) leases: BTreeMap<LeaseId, Lease>,
     pub(crate) by_node: BTreeMap<NodeIndex, BTreeSet<LeaseId>>,
     /// Leases that changed and may have something to send.

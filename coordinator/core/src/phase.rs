@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{ActionId, LeaseId, PodUid};
 use phalanx_common::units::Time;
+use serde::{Deserialize, Serialize};
 
 use crate::cluster::NodeIndex;
 
 /// How far the placement of a set of pods is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Step {
     /// Agents were asked to promise.
     Reserving,
@@ -26,7 +27,7 @@ pub(crate) enum Step {
 }
 
 /// Where the Binding of one pod stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum BindState {
     /// Not sent.
     Waiting,
@@ -41,14 +42,14 @@ pub(crate) enum BindState {
 }
 
 /// One pod of a round.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Member {
     pub(crate) lease: LeaseId,
     pub(crate) bind: BindState,
 }
 
 /// Pods that are placed together: the gang's minimum, or pods that join it later.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Round {
     pub(crate) step: Step,
     pub(crate) members: BTreeMap<PodUid, Member>,
@@ -98,7 +99,7 @@ impl Round {
 }
 
 /// Where a gang is in its life.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Phase {
     /// Volatile. Waits for quota, or can never fit as things are.
     Queued,
@@ -119,7 +120,7 @@ pub(crate) enum Phase {
 }
 
 /// A phase without its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum PhaseKind {
     Queued,
     Admitted,

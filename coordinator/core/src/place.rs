@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::ids::PodUid;
+use serde::{Deserialize, Serialize};
 
 use crate::amounts::Amounts;
 use crate::class::{Class, ModelId, SetScore};
@@ -16,7 +17,7 @@ use crate::cluster::{ClassIndex, Cluster, NodeIndex};
 use crate::predicates;
 
 /// What placing a pod needs to know of it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct PodNeed {
     pub(crate) gpus: u32,
     pub(crate) amounts: Amounts,

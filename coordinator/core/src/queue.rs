@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_common::ids::QueueName;
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::QueueSpec;
 use phalanx_common::resources::Resources;
+use serde::{Deserialize, Serialize};
 
 use crate::action::QueueStatus;
 use crate::amounts::{Amounts, ResourceKey, ResourceTable};
@@ -14,7 +16,7 @@ use crate::phase::PhaseKind;
 use crate::reason::Reason;
 
 /// One queue. A queue that gangs name and nobody made has no spec and takes no gang.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Queue {
     pub(crate) spec: Option<QueueSpec>,
     limits: Vec<(ResourceKey, Arc<str>, u64)>,
@@ -22,6 +24,7 @@ pub(crate) struct Queue {
     /// What placed pods hold.
     pub(crate) allocated: Amounts,
     /// Admitted gangs that hold a charge and no place yet, in order.
+    #[serde(with = "crate::pairs")]
     pub(crate) admitted: BTreeMap<OrderKey, GangKey>,
     counts: BTreeMap<PhaseKind, u32>,
     pub(crate) written: Option<QueueStatus>,
@@ -46,7 +49,8 @@ impl Over {
 
 impl Queue {
     pub(crate) fn set_spec(&mut self, spec: Option<QueueSpec>, table: &mut ResourceTable) {
-        self.limits = spec.as_ref().map_or_else(Vec::new, |spec| limits(&spec.capability, table));
+        let known = spec.as_ref().filter(|_| !planted::is(Bug::NoCapability));
+        self.limits = known.map_or_else(Vec::new, |spec| limits(&spec.capability, table));
         self.spec = spec;
     }
 
@@ -97,7 +101,7 @@ fn limits(capability: &Resources, table: &mut ResourceTable) -> Vec<(ResourceKey
 }
 
 /// All queues.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Queues {
     pub(crate) queues: BTreeMap<QueueName, Queue>,
 }
