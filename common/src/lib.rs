@@ -5,6 +5,7 @@ pub mod describe;
 pub mod gang;
 pub mod ids;
 pub mod plan;
+pub mod planted;
 pub mod queue;
 pub mod resources;
 pub mod topology;

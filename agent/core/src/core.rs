@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_common::ids::{ClusterId, LeaseId, NodeName, PodUid, Term};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::topology::Inventory;
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, Hello, LeaseState, OLDEST_VERSION, RefusalCause, VERSION};
@@ -160,7 +161,7 @@ impl Core {
                 self.link = Link::Silent;
                 self.greet(actions);
             }
-            Event::LinkDown => self.link = Link::Down,
+            Event::LinkDown => self.link_down(),
             Event::Message(message) => self.message(message, now, actions),
             Event::Persisted { revision } => self.persisted = self.persisted.max(revision.min(self.revision)),
             Event::PersistFailed { revision, message } => {
@@ -291,6 +292,14 @@ impl Core {
             Link::Silent => self.greet(actions),
             Link::Up { .. } => self.tell_inventory(actions),
             Link::Down | Link::Greeted(_) => {}
+        }
+    }
+
+    fn link_down(&mut self) {
+        self.link = Link::Down;
+        if planted::is(Bug::FreeOnAbsence) {
+            self.leases = Leases::default();
+            self.touch();
         }
     }
 

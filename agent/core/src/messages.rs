@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_common::ids::{ClusterId, LeaseId, Term};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, LeaseRequest, LeaseState, RefusalCause, ToAgent};
 
@@ -37,7 +38,9 @@ impl Core {
             }
             ToAgent::Bound { term, lease } => {
                 if self.obey_or_warn("Bound", term, actions) {
-                    self.move_on(term, lease, Phase::Bound);
+                    let starts = planted::is(Bug::NoStartGate);
+                    let started = Phase::Started { at: now, ended: None };
+                    self.move_on(term, lease, if starts { started } else { Phase::Bound });
                 }
             }
             ToAgent::GangBound { term, lease } => {

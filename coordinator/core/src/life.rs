@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::gang::PodPhase;
-use phalanx_common::ids::PodUid;
+use phalanx_common::ids::{GangName, PodUid};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
 
 use crate::action::{Action, Command, GangPhase, GangStatus};
@@ -239,8 +240,7 @@ impl Core {
             let Some(pod) = self.gangs.pods.get(uid) else { continue };
             let bind = round.as_ref().and_then(|round| round.members.get(uid)).map(|member| member.bind);
             if matches!(bind, Some(BindState::Sent(_) | BindState::Reading(_))) {
-                let fence =
-                    Command::FenceWrite { pod: uid.clone(), name: pod.spec.name.clone(), term: self.term };
+                let fence = self.fence(uid, &pod.spec.name);
                 fencing
                     .insert(uid.clone(), self.emit_pending(fence, Pending::Pod(key, uid.clone()), actions));
             } else if let Some(lease) = self.gangs.pods.get_mut(uid).and_then(|pod| pod.lease.take()) {
@@ -271,6 +271,15 @@ impl Core {
         self.emit(Command::Warn { message }, actions);
         self.set_phase(key, Phase::Evicting { cause, pods: evicted, fencing, retry_at: now });
         self.touched.insert(key);
+    }
+
+    /// A write to a pod that makes every Binding on its way fail.
+    pub(crate) fn fence(&self, pod: &PodUid, name: &GangName) -> Command {
+        let (pod, name, term) = (pod.clone(), name.clone(), self.term);
+        if planted::is(Bug::SkipFence) {
+            return Command::ReadPod { pod, name };
+        }
+        Command::FenceWrite { pod, name, term }
     }
 
     fn progress_evicting(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
@@ -308,8 +317,7 @@ impl Core {
         }
         for pod in lost_fences {
             let Some(known) = self.gangs.pods.get(&pod) else { continue };
-            let fence =
-                Command::FenceWrite { pod: pod.clone(), name: known.spec.name.clone(), term: self.term };
+            let fence = self.fence(&pod, &known.spec.name);
             let id = self.emit_pending(fence, Pending::Pod(key, pod.clone()), actions);
             if let Some(Phase::Evicting { fencing, .. }) =
                 self.gangs.gangs.get_mut(&key).map(|gang| &mut gang.phase)

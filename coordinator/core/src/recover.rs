@@ -10,7 +10,7 @@ use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::units::Time;
 use phalanx_common::wire::{Exactness, LeaseReport, LeaseRequest, LeaseState};
 
-use crate::action::{Action, Command};
+use crate::action::Action;
 use crate::amounts::Amounts;
 use crate::cluster::{NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
@@ -177,11 +177,7 @@ impl Core {
             let Some(pod) = self.gangs.pods.get(&planned.pod).filter(|pod| pod.lease == Some(id)) else {
                 continue;
             };
-            let fence = Command::FenceWrite {
-                pod: planned.pod.clone(),
-                name: pod.spec.name.clone(),
-                term: self.term,
-            };
+            let fence = self.fence(&planned.pod, &pod.spec.name);
             let action = self.emit_pending(fence, Pending::Pod(key, planned.pod.clone()), actions);
             round.members.insert(planned.pod.clone(), Member { lease: id, bind: BindState::Reading(action) });
             round.unbound.insert(planned.pod.clone());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use phalanx_common::gang::PodBinding;
 use phalanx_common::ids::{GangName, LeaseId, PodUid};
 use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
 use phalanx_common::wire::{Exactness, LeaseRequest, LeaseState};
 
@@ -92,7 +93,10 @@ impl Core {
         }
         match round.step {
             Step::Reserving => {
-                if round.unconfirmed.is_empty() {
+                if round.unconfirmed.is_empty() && planted::is(Bug::NoPlan) {
+                    self.set_step(key, Step::Committing);
+                    self.arm(key, now);
+                } else if round.unconfirmed.is_empty() {
                     self.write_plan(key, actions);
                 } else if now >= round.deadline {
                     let silent: Vec<LeaseId> = round.unconfirmed.iter().copied().collect();
@@ -275,6 +279,9 @@ impl Core {
     /// A plan has done its work. A removal that fails is tried again: a later start would take what is
     /// left for a placement that was cut short.
     pub(crate) fn remove_plan(&mut self, gang: GangName, actions: &mut Vec<Action>) {
+        if planted::is(Bug::KeepPlans) {
+            return;
+        }
         let command = Command::DeletePlan { gang: gang.clone() };
         self.emit_pending(command, Pending::PlanRemoval(gang), actions);
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_common::ids::{GpuId, LeaseId, NodeName, PodUid};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::topology::{GpuHealth, Inventory};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, ToAgent};
@@ -10,7 +11,6 @@ use phalanx_node_core::{Action, Core, Event, Ledger, invariants};
 
 use crate::facts::{LeaseFact, RunFact};
 use crate::network::{from_agent, kind, positions};
-use crate::options::Bug;
 use crate::workload::Machine;
 use crate::world::{Happening, World};
 
@@ -128,7 +128,6 @@ impl World {
         let Some(host) = self.hosts.get_mut(node) else { return };
         let clock = host.clock(self.now);
         let Some(core) = &mut host.core else { return };
-        let is_link_down = event == Event::LinkDown;
         let mut actions = Vec::new();
         core.apply(event, clock, &mut actions);
         if let Err(error) = invariants::check(core) {
@@ -137,23 +136,7 @@ impl World {
         }
         self.is_changed = true;
         self.carry_out(node, actions);
-        if is_link_down && self.options.bug == Some(Bug::FreeOnAbsence) {
-            self.forget_leases(node);
-        }
         self.set_tick(node);
-    }
-
-    /// The planted bug: no coordinator, no leases. The pods go on.
-    fn forget_leases(&mut self, node: &NodeName) {
-        let Some(host) = self.hosts.get_mut(node) else { return };
-        let (Some(core), Some(disk)) = (&host.core, &host.disk) else { return };
-        let emptied = Ledger { leases: Vec::new(), highest_term: core.highest_term(), ..disk.clone() };
-        let mut actions = Vec::new();
-        let boot = format!("boot-{}", host.boot);
-        let clock = host.clock(self.now);
-        let mut core = Core::new(host.name.clone(), &boot, Some(emptied), clock, &mut actions);
-        core.apply(Event::Inventory(host.inventory.clone()), clock, &mut actions);
-        host.core = Some(core);
     }
 
     fn set_tick(&mut self, node: &NodeName) {
@@ -224,10 +207,6 @@ impl World {
 
     /// A message of the coordinator for the core.
     pub(crate) fn tell_agent(&mut self, node: &NodeName, message: ToAgent) {
-        let message = match (message, self.options.bug) {
-            (ToAgent::Bound { term, lease }, Some(Bug::NoStartGate)) => ToAgent::GangBound { term, lease },
-            (message, _) => message,
-        };
         self.apply_agent(node, Event::Message(message));
     }
 
@@ -242,7 +221,7 @@ impl World {
             let delay = self.random.between(1, if self.faults { 40 } else { 3 });
             self.after(delay, Happening::Written { node: node.clone(), life, revision });
         }
-        if self.options.bug == Some(Bug::AckBeforePersist) {
+        if planted::is(Bug::AckBeforePersist) {
             self.apply_agent(node, Event::Persisted { revision });
         }
     }

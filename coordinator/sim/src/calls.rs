@@ -12,11 +12,10 @@ use phalanx_coordinator::convert::status::{pod_group_status, queue_status};
 use phalanx_coordinator::convert::{self, outcome_of};
 use phalanx_coordinator::metrics::{command_name, outcome_name};
 use phalanx_core::action::{Action, Command};
-use phalanx_core::event::{Event, Outcome};
+use phalanx_core::event::Event;
 
 use crate::coordinator::{Flight, Lane};
 use crate::kubelet::short;
-use crate::options::Bug;
 use crate::world::{Happening, World};
 
 /// Conflicts met by a call that reads before it writes, before it gives up.
@@ -152,12 +151,6 @@ impl World {
                 }
                 Landed::Over(Some(event))
             }
-            Command::WritePlan(_) if self.options.bug == Some(Bug::NoPlan) => {
-                Landed::Over(Some(Event::ActionDone { action: id, outcome: Outcome::Done }))
-            }
-            Command::DeletePlan { .. } if self.options.bug == Some(Bug::KeepPlans) => {
-                Landed::Over(Some(Event::ActionDone { action: id, outcome: Outcome::Done }))
-            }
             Command::WritePlan(plan) => {
                 let wanted = match convert::plan_object(&plan) {
                     Ok(object) => object,
@@ -265,9 +258,6 @@ impl World {
         term: Term,
         fault: Option<Fault>,
     ) -> Event {
-        if self.options.bug == Some(Bug::NoFences) {
-            return self.read_pod(action, pod, name, fault);
-        }
         let annotations: BTreeMap<String, Option<String>> = convert::fence_annotations(term);
         let preconditions = Preconditions::uid(pod.as_str());
         let patch = Mutation::PatchAnnotations { key: pod_key(name), preconditions, annotations };

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use phalanx_common::ids::{ClusterId, GangName, NodeName, PodUid, QueueName, Term};
-use phalanx_common::resources::Resources;
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, LeaseState, ToAgent, VERSION};
 use phalanx_coordinator::agents::PodReport;
@@ -18,7 +17,6 @@ use phalanx_core::{Core, invariants};
 use crate::fake_api::Follower;
 use crate::kubelet::Kubelet;
 use crate::network::{from_agent, to_agent};
-use crate::options::Bug;
 use crate::world::{Happening, World};
 
 /// Name of the cluster.
@@ -153,13 +151,6 @@ impl World {
 
     /// One fact for the core.
     pub(crate) fn record(&mut self, event: Event, actions: &mut Vec<Action>) {
-        let event = match (event, self.options.bug) {
-            (Event::QueueApplied(mut queue), Some(Bug::NoCapability)) => {
-                queue.capability = Resources::new();
-                Event::QueueApplied(queue)
-            }
-            (event, _) => event,
-        };
         let now = self.now;
         let Some(process) = &mut self.process else { return };
         process.core.apply(event, now, actions);
@@ -224,10 +215,8 @@ impl World {
                 Command::Send { session, message, node } => {
                     let link = process.sessions.get(&session).copied();
                     process.has_asked |= matches!(*message, ToAgent::Reserve { .. });
-                    let is_lost = self.options.bug == Some(Bug::LoseGangBound)
-                        && matches!(*message, ToAgent::GangBound { .. });
                     self.log.line(self.now, format_args!("core: to {node}: {}", to_agent(&message)));
-                    if let Some(link) = link.filter(|_| !is_lost) {
+                    if let Some(link) = link {
                         self.log.count(&format!("command Send {}", to_agent_kind(&message)));
                         self.send_to_agent(link, *message);
                     }

@@ -19,6 +19,6 @@ mod seeds;
 mod workload;
 mod world;
 
-pub use crate::options::{Bug, Options, Rates};
+pub use crate::options::{Options, Rates};
 pub use crate::seeds::run_seeds;
 pub use crate::world::{Failure, Report, run};

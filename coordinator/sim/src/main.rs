@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use clap::Parser;
-use phalanx_sim::{Bug, Options, Report, run_seeds};
+#[cfg(feature = "planted-bugs")]
+use phalanx_common::planted::Bug;
+use phalanx_sim::{Options, Report, run_seeds};
 
 /// Runs both machines in virtual time, with faults from a seed.
 #[derive(Debug, Parser)]
@@ -24,10 +26,12 @@ struct Arguments {
     #[arg(long)]
     trace: bool,
     /// Plant a bug, to see a checker fail
+    #[cfg(feature = "planted-bugs")]
     #[arg(long, value_parser = parse_bug)]
     bug: Option<Bug>,
 }
 
+#[cfg(feature = "planted-bugs")]
 fn parse_bug(text: &str) -> Result<Bug, String> {
     let names = || Bug::ALL.map(Bug::as_str).join(", ");
     Bug::parse(text).ok_or_else(|| format!("not one of {}", names()))
@@ -60,7 +64,7 @@ fn main() -> ExitCode {
         Some(seed) => (seed, 1),
         None => (arguments.first, arguments.seeds),
     };
-    let summary = run_all(first, count, arguments.trace, arguments.bug);
+    let summary = run_all(first, count, &arguments);
     for (what, count) in &summary.counts {
         println!("{count:>10}  {what}");
     }
@@ -76,9 +80,14 @@ fn main() -> ExitCode {
 }
 
 /// Runs all seeds and adds up what came of them.
-fn run_all(first: u64, count: u64, trace: bool, bug: Option<Bug>) -> Summary {
+fn run_all(first: u64, count: u64, arguments: &Arguments) -> Summary {
     let summary = Mutex::new(Summary::default());
-    let options = |seed| Options { trace, bug, ..Options::seed(seed) };
+    let options = |seed| Options {
+        trace: arguments.trace,
+        #[cfg(feature = "planted-bugs")]
+        bug: arguments.bug,
+        ..Options::seed(seed)
+    };
     run_seeds(first, count, options, |report| {
         let mut summary = summary.lock().unwrap_or_else(PoisonError::into_inner);
         for line in &report.lines {

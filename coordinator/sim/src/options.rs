@@ -1,64 +1,10 @@
 //! What a run may be told: its seed, its faults, and a bug to be planted.
 
+#[cfg(feature = "planted-bugs")]
+use phalanx_common::planted::Bug;
 use phalanx_coordinator::api::faults::FaultRates;
 
 use crate::random::Random;
-
-/// A fault of the shells, built in on purpose: each shows that a checker can fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bug {
-    /// The agent says that a ledger is on disk before it is.
-    AckBeforePersist,
-    /// The agent forgets its leases when the coordinator is away.
-    FreeOnAbsence,
-    /// The agent lets a pod start as soon as it is bound.
-    NoStartGate,
-    /// The coordinator's shell reads a pod where it should fence it.
-    NoFences,
-    /// The coordinator's shell does not tell the ceilings of queues.
-    NoCapability,
-    /// The coordinator's shell binds a gang's pods without waiting for its plan's write.
-    NoPlan,
-    /// The coordinator's shell never deletes a plan.
-    KeepPlans,
-    /// The coordinator's shell loses messages that let pods start.
-    LoseGangBound,
-}
-
-impl Bug {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::AckBeforePersist,
-        Self::FreeOnAbsence,
-        Self::NoStartGate,
-        Self::NoFences,
-        Self::NoCapability,
-        Self::NoPlan,
-        Self::KeepPlans,
-        Self::LoseGangBound,
-    ];
-
-    /// Name on the command line.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::AckBeforePersist => "ack-before-persist",
-            Self::FreeOnAbsence => "free-on-absence",
-            Self::NoStartGate => "no-start-gate",
-            Self::NoFences => "no-fences",
-            Self::NoCapability => "no-capability",
-            Self::NoPlan => "no-plan",
-            Self::KeepPlans => "keep-plans",
-            Self::LoseGangBound => "lose-gang-bound",
-        }
-    }
-
-    /// Reads a name.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|bug| bug.as_str() == text)
-    }
-}
 
 /// How often what goes wrong, in thousandths; times in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,6 +82,7 @@ pub struct Options {
     /// Keep the log's lines; the log's hash is made in any case.
     pub trace: bool,
     /// The planted bug.
+    #[cfg(feature = "planted-bugs")]
     pub bug: Option<Bug>,
     /// Rates; `None` = drawn from the seed.
     pub rates: Option<Rates>,
@@ -145,10 +92,17 @@ impl Options {
     /// A plain run of a seed.
     #[must_use]
     pub const fn seed(seed: u64) -> Self {
-        Self { seed, trace: false, bug: None, rates: None }
+        Self {
+            seed,
+            trace: false,
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
+            rates: None,
+        }
     }
 
     /// The same with a planted bug.
+    #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub const fn with_bug(mut self, bug: Bug) -> Self {
         self.bug = Some(bug);

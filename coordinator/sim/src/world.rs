@@ -112,7 +112,6 @@ pub struct Report {
 /// Everything.
 pub(crate) struct World {
     pub(crate) now: Time,
-    pub(crate) options: Options,
     pub(crate) rates: Rates,
     pub(crate) settings: Settings,
     pub(crate) random: Random,
@@ -146,6 +145,8 @@ pub(crate) struct World {
 /// Runs a seed to its end.
 #[must_use]
 pub fn run(options: Options) -> Report {
+    #[cfg(feature = "planted-bugs")]
+    let _planted = options.bug.map(phalanx_common::planted::plant);
     let mut world = World::new(options);
     let steps = world.run();
     Report {
@@ -172,7 +173,7 @@ impl World {
         };
         let mut world = Self {
             now: Time(0),
-            options,
+
             rates,
             settings,
             api: FakeApi::new(FaultPlan::seeded(random.bits(), rates.api)),
