@@ -150,6 +150,8 @@ impl Driver {
             if let Event::PodEnded { pod, .. } | Event::PodStopped { pod } = &event {
                 self.runner.forget(pod);
             }
+            #[cfg(debug_assertions)]
+            crate::kill_points::before_event(&event);
             let mut actions = Vec::new();
             self.core.apply(event, clock::now(), &mut actions);
             self.carry_out(actions, &mut events);
@@ -158,11 +160,17 @@ impl Driver {
 
     fn carry_out(&mut self, actions: Vec<Action>, outcomes: &mut VecDeque<Event>) {
         for action in actions {
+            #[cfg(debug_assertions)]
+            crate::kill_points::before_action(&action);
             match action {
                 Action::Send(message) => {
+                    #[cfg(debug_assertions)]
+                    let acknowledges = crate::kill_points::acknowledges(&message);
                     if !self.send(message) {
                         outcomes.push_back(Event::LinkDown);
                     }
+                    #[cfg(debug_assertions)]
+                    crate::kill_points::after_send(acknowledges);
                 }
                 Action::Persist { revision, ledger } => match &self.ledger {
                     LedgerSink::Memory => outcomes.push_back(Event::Persisted { revision }),

@@ -6,6 +6,8 @@ pub mod config;
 mod driver;
 pub mod embedded;
 pub mod inventory_report;
+#[cfg(debug_assertions)]
+mod kill_points;
 pub mod ledger_file;
 pub mod link;
 pub mod probe;

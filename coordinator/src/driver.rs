@@ -179,6 +179,8 @@ impl Driver {
     }
 
     fn apply_recorded(&mut self, event: Event, at: Time) {
+        #[cfg(debug_assertions)]
+        crate::kill_points::before_event(&event);
         self.parts.metrics.event(&event);
         if let Event::Started { term } | Event::TermRaised { term } = &event {
             self.parts.term.send_replace(*term);
@@ -209,6 +211,8 @@ impl Driver {
     }
 
     fn dispatch_one(&mut self, at: Time, action: Action) {
+        #[cfg(debug_assertions)]
+        crate::kill_points::before_action(&action);
         self.parts.metrics.action(&action.command);
         self.narrator.tell(at, &action.command, &self.parts.progress);
         match action.command {

@@ -12,6 +12,8 @@ pub mod convert;
 pub mod coordinator;
 pub mod driver;
 pub mod jobs;
+#[cfg(debug_assertions)]
+mod kill_points;
 pub mod manifest;
 pub mod metrics;
 pub mod progress;
