@@ -10,6 +10,7 @@ use std::sync::Arc;
 use phalanx_common::gang::{Blocker, GangSpec, PodBinding, PodSpec};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
 use phalanx_core::event::{Event, NodeSpec, Outcome};
 
@@ -24,7 +25,10 @@ use crate::manifest::pod::read_pod;
 use crate::manifest::reader::{Cursor, Severity, Sink};
 use crate::manifest::tree::Node;
 
+pub mod plan;
 pub mod status;
+
+pub use plan::{plan_object, plan_of_object};
 
 /// Task of pods that name none.
 pub const DEFAULT_TASK: &str = "default";
@@ -55,8 +59,7 @@ pub fn event_of_change(change: &Change) -> Converted {
     }
 }
 
-/// The fact that an object is there. Jobs and GangPlans give none: jobs are expanded by
-/// `crate::jobs`, and plans are read once, at the start, by `plan_of_object`.
+/// The fact that an object is there. Jobs give none: they are expanded by `crate::jobs`.
 #[must_use]
 pub fn event_of_object(object: &Object) -> Converted {
     match object.kind {
@@ -88,7 +91,11 @@ pub fn event_of_object(object: &Object) -> Converted {
         }),
         Kind::PodGroup => read_whole(object, |spec, sink| Event::GangApplied(gang(object, spec, sink))),
         Kind::Pod => pod_event(object),
-        Kind::Job | Kind::GangPlan => Converted::default(),
+        Kind::GangPlan => match plan_of_object(object) {
+            Ok(plan) => Converted::event(Event::PlanFound(plan)),
+            Err(problem) => Converted { event: None, warnings: vec![problem] },
+        },
+        Kind::Job => Converted::default(),
     }
 }
 
@@ -293,36 +300,6 @@ fn lease_of_pod(pod: &Object) -> Result<(Option<LeaseId>, Vec<GpuId>), String> {
     Ok((lease, gpus))
 }
 
-/// The object a plan is stored as; it goes when its PodGroup goes.
-///
-/// # Errors
-/// The plan cannot be written as JSON.
-pub fn plan_object(plan: &GangPlan) -> Result<Object, ApiError> {
-    let mut object = Object::new(Kind::GangPlan, &plan.gang.namespace, &plan.gang.name);
-    object.metadata.owner = Some(Owner {
-        kind: Kind::PodGroup,
-        name: plan.gang.name.to_string(),
-        uid: plan.gang_uid.to_string(),
-    });
-    object.spec = serde_json::to_value(plan)
-        .map_err(|error| ApiError::Invalid(format!("{}: cannot be written: {error}", object.key())))?;
-    Ok(object)
-}
-
-/// Reads a stored plan.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn plan_of_object(object: &Object) -> Result<GangPlan, String> {
-    let plan: GangPlan = serde_json::from_value(object.spec.clone())
-        .map_err(|error| format!("{}: spec: {error}; the plan is left out", object.key()))?;
-    let named = GangName::new(&object.metadata.namespace, &object.metadata.name);
-    if plan.gang != named {
-        return Err(format!("{}: spec.gang: names {}; the plan is left out", object.key(), plan.gang));
-    }
-    Ok(plan)
-}
-
 /// What the core is told of a write.
 #[must_use]
 pub fn outcome_of<T>(result: &Result<T, ApiError>) -> Outcome {
@@ -330,6 +307,7 @@ pub fn outcome_of<T>(result: &Result<T, ApiError>) -> Outcome {
         Ok(_) => Outcome::Done,
         Err(ApiError::NotFound(_)) => Outcome::NotFound,
         Err(ApiError::AlreadyExists(_) | ApiError::Conflict(_)) => Outcome::Conflict,
+        Err(ApiError::Unknown) if planted::is(Bug::TimeoutIsDone) => Outcome::Done,
         Err(ApiError::Invalid(text)) => Outcome::Refused(text.clone()),
         // A store that fails may have written before it failed.
         Err(ApiError::Unknown | ApiError::Storage(_) | ApiError::Gone { .. }) => Outcome::Unknown,

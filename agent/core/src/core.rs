@@ -119,13 +119,16 @@ impl Core {
     fn recover(&mut self, ledger: Ledger, now: Time, actions: &mut Vec<Action>) {
         self.cluster = ledger.cluster;
         self.highest_term = ledger.highest_term;
-        let same_boot = ledger.boot_id == self.boot_id;
+        let same_boot = ledger.boot_id == self.boot_id && !planted::is(Bug::RestartPodsAnew);
         if !same_boot {
             self.touch();
         }
         for stored in ledger.leases {
             let id = stored.lease;
             let mut lease = Lease::stored(stored);
+            if planted::is(Bug::RestartReserves) && lease.phase == Phase::Armed {
+                lease.phase = Phase::Reserved { expires_at: now + LEDGER_RETRY_MS };
+            }
             if let Some(other) = self.leases.conflict(&lease) {
                 self.touch();
                 actions.push(Action::Warn(Warning::StoredLease(id, other)));
@@ -263,8 +266,10 @@ impl Core {
     }
 
     fn expire(&mut self, now: Time) {
+        let is_alone = self.link == Link::Down;
         let due = |(id, lease): (&LeaseId, &Lease)| match lease.phase {
             Phase::Reserved { expires_at } if expires_at <= now => Some(*id),
+            Phase::Armed if planted::is(Bug::ExpireArmed) && is_alone => Some(*id),
             _ => None,
         };
         let expired: Vec<LeaseId> = self.leases.iter().filter_map(due).collect();

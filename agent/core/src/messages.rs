@@ -61,7 +61,12 @@ impl Core {
         if term == self.highest_term {
             return true;
         }
-        if term.counter <= self.highest_term.counter {
+        let is_stale = term.counter <= self.highest_term.counter;
+        let is_equal = term.counter == self.highest_term.counter;
+        if planted::is(Bug::ObeyLowerTerm) && is_stale {
+            return true;
+        }
+        if is_stale && !(is_equal && planted::is(Bug::ObeyEqualTerm)) {
             return false;
         }
         self.highest_term = term;
@@ -144,7 +149,10 @@ impl Core {
     ) {
         match self.can_reserve(term, id, &request) {
             Ok(known) => {
-                if !known {
+                if known && planted::is(Bug::ReserveAgain) {
+                    self.leases.remove(id);
+                }
+                if !known || planted::is(Bug::ReserveAgain) {
                     self.leases.insert(id, Lease::reserved(request, now, expires_in.min(MAX_RESERVATION_MS)));
                 }
                 self.waiting.push(Waiting { needs: self.term_in, term, lease: id, reserve: true });
@@ -192,6 +200,12 @@ impl Core {
         match self.leases.get(id).map(|lease| lease.phase) {
             None => {}
             Some(Phase::Reserved { .. }) => self.drop_reserved(id),
+            Some(Phase::Armed | Phase::Bound | Phase::Started { ended: Some(_), .. })
+                if planted::is(Bug::GoneBeforeDisk) =>
+            {
+                self.leases.remove(id);
+                self.touch();
+            }
             Some(Phase::Armed | Phase::Bound | Phase::Started { ended: Some(_), .. }) => {
                 self.advance(id, Phase::Ending { stopped: false });
             }

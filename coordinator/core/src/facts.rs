@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::{GangSpec, PodRequest, PodSpec};
 use phalanx_common::ids::{GangName, PodUid, QueueName};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
 use phalanx_common::resources::Resources;
 use phalanx_common::units::Time;
@@ -273,7 +274,9 @@ impl Core {
             Some(lease) if binding.lease == Some(lease) || self.is_local_there(lease, &binding) => {
                 self.mark_bound(key, uid);
                 let ended = pod_ended(&self.gangs.pods[uid].spec);
-                self.leases.want_at_least(lease, LeaseState::Bound);
+                let starts = planted::is(Bug::StartBeforeWhole);
+                let wanted = if starts { LeaseState::Started } else { LeaseState::Bound };
+                self.leases.want_at_least(lease, wanted);
                 if ended {
                     self.end_lease(lease);
                 }
@@ -321,7 +324,7 @@ impl Core {
         if let Some(key) = self.gangs.key(&gang) {
             self.drop_member(key, uid);
         }
-        if let Some(lease) = pod.lease {
+        if let Some(lease) = pod.lease.filter(|_| !planted::is(Bug::ForgetRelease)) {
             self.end_lease(lease);
         }
         self.unlink(uid, &gang);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use phalanx_common::gang::{GangSpec, PodBinding};
 use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
 use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
 use phalanx_common::wire::{Exactness, LeaseReport, LeaseRequest, LeaseState};
 
@@ -186,6 +187,7 @@ impl Core {
         let runs = self.is_satisfied(key);
         let phase = if runs { Phase::Running { round: Some(round) } } else { Phase::Placing(round) };
         self.set_phase(key, phase);
+        self.put_plan(key, actions);
     }
 
     /// Brings what an agent holds and what is known here together. What it only promised to an earlier
@@ -197,7 +199,8 @@ impl Core {
             let state = Self::report_state(&reports, id).map(|report| report.state);
             let Some(lease) = self.leases.leases.get(&id) else { continue };
             let taken = lease.taken.clone();
-            if lease.wanted == LeaseState::Gone && state.is_none() {
+            let is_dropped = lease.wanted == LeaseState::Gone || planted::is(Bug::DropUnreported);
+            if is_dropped && state.is_none() {
                 self.remove_lease(id);
                 continue;
             }
@@ -206,7 +209,7 @@ impl Core {
             self.lease_known(id, state.filter(|state| !is_void || *state != LeaseState::Reserved));
         }
         for report in reports {
-            if !self.leases.leases.contains_key(&report.lease) {
+            if !self.leases.leases.contains_key(&report.lease) && !planted::is(Bug::ForgetStrangers) {
                 self.count_stranger(node, report);
             }
         }

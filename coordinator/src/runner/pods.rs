@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use phalanx_common::gang::{PodBinding, PodPhase, PodSpec};
 use phalanx_common::ids::{LeaseId, NodeName, PodUid};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
 
 use super::Objects;
@@ -135,7 +136,8 @@ impl PodLedger {
         let report = self.reports.get(&object.metadata.uid).filter(|report| report.node == binding.node);
         let ended = report.and_then(|report| report.ended);
         if pod.deleting {
-            let over = pod.phase.is_terminal()
+            let over = planted::is(Bug::FinalizeRunning)
+                || pod.phase.is_terminal()
                 || ended.is_some()
                 || report.is_some_and(|report| report.stopped)
                 || self.gone.contains(&lease);
