@@ -9,13 +9,12 @@ use std::sync::Arc;
 
 use phalanx_common::gang::{Blocker, GangSpec, PodBinding, PodSpec};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
-use phalanx_common::plan::GangPlan;
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
 use phalanx_core::event::{Event, NodeSpec, Outcome};
 
 use crate::api::store::{node_name, phase};
-use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey, Owner};
+use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
 use crate::manifest::group::{read_node, read_pod_group, read_priority, read_queue};
 use crate::manifest::names::{
     EXACTNESS, GPU_UUIDS, GROUP_NAME, LEASE_ID, MIXED_GPU_MODELS, RUN_FOR, SCHEDULER_PHALANX,

@@ -24,7 +24,7 @@ pub use self::endpoints::{Endpoints, EndpointsError};
 use crate::admin::{self, AdminParts};
 use crate::agents::{AgentServer, AgentServerParts, PodReport};
 use crate::api::embedded::{EmbeddedApi, OpenError};
-use crate::api::{Api, ApiError, Kind, Object};
+use crate::api::{Api, ApiError, Object};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::convert::{self, Converted};
@@ -301,15 +301,6 @@ async fn follow<A: Api>(
 /// The fact that an object was stored. Queues come before the gangs in them, and plans last: objects are listed
 /// by kind in that order.
 fn stored_event(object: &Object) -> Option<Event> {
-    if object.kind == Kind::GangPlan {
-        return match convert::plan_of_object(object) {
-            Ok(plan) => Some(Event::PlanFound(plan)),
-            Err(problem) => {
-                tracing::warn!("a stored plan cannot be used: {problem}");
-                None
-            }
-        };
-    }
     heard(convert::event_of_object(object))
 }
 

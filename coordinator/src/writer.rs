@@ -15,11 +15,11 @@ use phalanx_core::event::{Event, Outcome};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::api::apply::apply_object;
+use crate::api::apply::MOST_CONFLICTS;
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::clock::Clock;
 use crate::convert::status::{pod_group_status, queue_status};
-use crate::convert::{self, outcome_of};
+use crate::convert::{self, outcome_of, plan};
 use crate::metrics::{Metrics, command_name, outcome_name};
 
 /// Actions between the loop and the workers.
@@ -100,7 +100,7 @@ fn lane_of(command: &Command) -> usize {
     let mut hasher = DefaultHasher::new();
     match command {
         Command::WritePlan(plan) => plan.gang.hash(&mut hasher),
-        Command::DeletePlan { gang } | Command::SetGangStatus { gang, .. } => gang.hash(&mut hasher),
+        Command::DeletePlan { gang, .. } | Command::SetGangStatus { gang, .. } => gang.hash(&mut hasher),
         Command::SetQueueStatus { queue, .. } => queue.hash(&mut hasher),
         Command::Bind { pod, .. }
         | Command::FenceWrite { pod, .. }
@@ -156,11 +156,14 @@ impl<A: Api> Worker<A> {
     async fn write(&self, command: Command) -> Result<(), ApiError> {
         match command {
             Command::WritePlan(plan) => {
-                apply_object(&self.api, &convert::plan_object(&plan)?).await.map(drop)
+                self.change_plan(&plan.gang, |stored| plan::plan_write(stored, &plan)).await
             }
-            Command::DeletePlan { gang } => {
-                let key = ObjectKey::new(Kind::GangPlan, &gang.namespace, &gang.name);
-                self.mutate(Mutation::Delete { key, preconditions: Preconditions::default() }).await
+            Command::DeletePlan { gang, term } => {
+                let removal = |stored: Option<&Object>| match stored {
+                    Some(stored) => plan::plan_removal(stored, term).map(Some),
+                    None => Err(ApiError::NotFound(plan::plan_key(&gang).to_string())),
+                };
+                self.change_plan(&gang, removal).await
             }
             Command::Bind { pod, name, resource_version, binding, term } => {
                 self.bind(&pod, &name, resource_version, &binding, term).await
@@ -188,6 +191,30 @@ impl<A: Api> Worker<A> {
             | Command::FenceWrite { .. }
             | Command::ReadPod { .. }
             | Command::Warn { .. } => Ok(()),
+        }
+    }
+
+    /// Reads a gang's plan, decides by it, and writes where it is still what was read.
+    async fn change_plan(
+        &self,
+        gang: &GangName,
+        decide: impl Fn(Option<&Object>) -> Result<Option<Mutation>, ApiError>,
+    ) -> Result<(), ApiError> {
+        let mut conflicts = 0;
+        loop {
+            let stored = match self.api.get(&plan::plan_key(gang)).await {
+                Err(ApiError::NotFound(_)) => None,
+                other => Some(other?),
+            };
+            let Some(mutation) = decide(stored.as_deref())? else { return Ok(()) };
+            match self.mutate(mutation).await {
+                Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_))
+                    if conflicts < MOST_CONFLICTS =>
+                {
+                    conflicts += 1;
+                }
+                other => return other,
+            }
         }
     }
 
@@ -272,6 +299,8 @@ fn told<T>(answer: &Result<T, ApiError>) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_common::plan::GangPlan;
+    use phalanx_common::units::Time;
     use phalanx_core::action::{GangPhase, GangStatus};
     use serde_json::json;
 
@@ -363,6 +392,56 @@ mod tests {
         assert_eq!(bench.outcome(bind(&other)).await, Outcome::NotFound);
         for (outcome, count) in [("Done", 1), ("Conflict", 1), ("NotFound", 1), ("Unknown", 0)] {
             assert_eq!(bench.metrics.writes("Bind", outcome), count, "{outcome}");
+        }
+    }
+
+    fn plan(term: u64, deadline: u64) -> GangPlan {
+        GangPlan {
+            gang: name("gang"),
+            gang_uid: Arc::from("u1"),
+            term,
+            binding_deadline: Time(deadline),
+            pods: Vec::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plan_of_a_later_leader_is_neither_replaced_nor_removed() {
+        let mut bench = Bench::new();
+        let group = Object::new(Kind::PodGroup, "default", "gang").with_spec(json!({ "minMember": 1 }));
+        let group = bench.api.mutate(Mutation::Create(Box::new(group))).await.unwrap();
+        let of = |plan: GangPlan| {
+            let gang_uid = Arc::from(group.metadata.uid.as_str());
+            Command::WritePlan(Box::new(GangPlan { gang_uid, ..plan }))
+        };
+        let removal = |term| Command::DeletePlan { gang: name("gang"), term };
+        assert_eq!(bench.outcome(removal(5)).await, Outcome::NotFound);
+        assert_eq!(bench.outcome(of(plan(5, 1))).await, Outcome::Done);
+        assert_eq!(bench.outcome(of(plan(6, 1))).await, Outcome::Done);
+        assert_eq!(bench.outcome(of(plan(5, 2))).await, Outcome::Conflict);
+        assert_eq!(bench.outcome(removal(5)).await, Outcome::Conflict);
+        let stored = bench.api.get(&plan::plan_key(&name("gang"))).await.unwrap();
+        assert_eq!(convert::plan_of_object(&stored).unwrap().term, 6);
+        assert_eq!(bench.outcome(removal(7)).await, Outcome::Done);
+        assert_eq!(bench.outcome(removal(7)).await, Outcome::NotFound);
+    }
+
+    #[tokio::test]
+    async fn a_write_that_was_decided_before_a_later_leader_wrote_does_not_land() {
+        let bench = Bench::new();
+        let group = Object::new(Kind::PodGroup, "default", "gang").with_spec(json!({ "minMember": 1 }));
+        let group = bench.api.mutate(Mutation::Create(Box::new(group))).await.unwrap();
+        let of = |term, deadline| {
+            GangPlan { gang_uid: Arc::from(group.metadata.uid.as_str()), ..plan(term, deadline) }
+        };
+        let first = plan::plan_write(None, &of(5, 1)).unwrap().unwrap();
+        let stored = bench.api.mutate(first).await.unwrap();
+        let late_write = plan::plan_write(Some(&stored), &of(5, 2)).unwrap().unwrap();
+        let late_removal = plan::plan_removal(&stored, 5).unwrap();
+        let adopted = plan::plan_write(Some(&stored), &of(6, 1)).unwrap().unwrap();
+        bench.api.mutate(adopted).await.unwrap();
+        for late in [late_write, late_removal] {
+            assert!(matches!(bench.api.mutate(late).await, Err(ApiError::Conflict(_))));
         }
     }
 

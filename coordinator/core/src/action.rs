@@ -87,12 +87,15 @@ pub enum Command {
         /// Counter to go above.
         above: u64,
     },
-    /// Write a GangPlan, replacing the gang's older one.
+    /// Write a GangPlan, replacing the gang's older one. Precondition: the stored one is of no later term; else
+    /// the outcome is a conflict.
     WritePlan(Box<GangPlan>),
-    /// Delete a gang's GangPlan.
+    /// Delete a gang's GangPlan. Precondition: it is of no later term; else the outcome is a conflict.
     DeletePlan {
         /// The gang.
         gang: GangName,
+        /// Counter of the leader's term: a plan that a later leader has written stays.
+        term: u64,
     },
     /// Bind a pod. Preconditions: UID and resourceVersion. The annotations lease id, term, exactness
     /// and GPU UUIDs are made from `binding`.

@@ -162,6 +162,7 @@ impl Core {
             Event::GangDeleted(name) => self.delete_gang(&name),
             Event::PodApplied(pod) => self.apply_pod(*pod),
             Event::PodDeleted(uid) => self.delete_pod(&uid),
+            Event::PlanFound(plan) if self.synced => self.plan_seen(&plan, actions),
             Event::PlanFound(plan) => self.plans_found.push(plan),
             Event::Synced => self.recover(actions),
             Event::AgentConnected { session, hello } => self.agent_connected(session, *hello, actions),

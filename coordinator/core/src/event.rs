@@ -73,7 +73,7 @@ pub enum Event {
     PodApplied(Box<PodSpec>),
     /// A pod is gone.
     PodDeleted(PodUid),
-    /// A stored GangPlan, read at start.
+    /// A stored GangPlan: read at start, or written since, by us or late by a leader of an earlier term.
     PlanFound(GangPlan),
     /// Everything that was stored has been told; decisions may begin.
     Synced,

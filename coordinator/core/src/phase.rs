@@ -71,6 +71,8 @@ pub(crate) struct Round {
     pub(crate) plan_write: Option<ActionId>,
     /// A plan may stand in the API.
     pub(crate) plan_stored: bool,
+    /// The plan of an earlier leader could not be made ours; it is tried again then.
+    pub(crate) plan_retry_at: Option<Time>,
     /// A pod left the round: before the commit point the round is planned anew.
     pub(crate) lost_member: bool,
     /// The last Binding that the API refused for good: pod and cause.
@@ -92,6 +94,7 @@ impl Round {
             binding_deadline,
             plan_write: None,
             plan_stored: false,
+            plan_retry_at: None,
             lost_member: false,
             refused: None,
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::{PodBinding, PodSpec};
 use phalanx_common::ids::{ActionId, LeaseId, NodeName, PodUid};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, Hello, LeaseReport, LeaseState, RefusalCause};
 
@@ -33,6 +34,9 @@ impl Core {
         let Some(node) = self.current_session(name, session) else { return };
         self.cluster.disconnect(node);
         let ids: Vec<LeaseId> = self.leases.by_node.get(&node).into_iter().flatten().copied().collect();
+        if planted::is(Bug::AwayIsFree) {
+            ids.iter().for_each(|id| self.remove_lease(*id));
+        }
         for id in ids {
             let Some(lease) = self.leases.leases.get_mut(&id) else { continue };
             lease.sent = None;
@@ -226,6 +230,10 @@ impl Core {
         if round.plan_write != Some(id) {
             return;
         }
+        if round.step == Step::Binding {
+            self.plan_adopted(key, outcome, now, actions);
+            return;
+        }
         match outcome {
             Outcome::Done => self.arm(key, now),
             // Writing the same plan again is harmless, whether the first write was done or not.
@@ -242,6 +250,24 @@ impl Core {
         }
     }
 
+    /// What came of making the plan of an earlier leader ours. Until it is, nothing is bound.
+    fn plan_adopted(&mut self, key: GangKey, outcome: &Outcome, now: Time, actions: &mut Vec<Action>) {
+        // The plan of a gang whose PodGroup is gone goes with it, and cannot be written any more.
+        let is_lost = self.gangs.gangs.get(&key).is_none_or(|gang| gang.deleted);
+        let retry_at = now + self.settings.resend_ms;
+        let Some(round) = self.round_mut(key) else { return };
+        round.plan_write = None;
+        match outcome {
+            Outcome::Unknown => self.put_plan(key, actions),
+            Outcome::Conflict | Outcome::NotFound | Outcome::Refused(_) if !is_lost => {
+                round.plan_retry_at = Some(retry_at);
+                self.timers.insert((retry_at, Timer::Gang(key)));
+            }
+            Outcome::Done | Outcome::Conflict | Outcome::NotFound | Outcome::Refused(_) => {}
+        }
+        self.touched.insert(key);
+    }
+
     fn binding_done(
         &mut self,
         key: GangKey,
@@ -254,6 +280,8 @@ impl Core {
         self.touched.insert(key);
         match outcome {
             Outcome::Done => self.note_done(key, uid),
+            Outcome::Conflict if planted::is(Bug::ConflictIsDone) => self.note_done(key, uid),
+            Outcome::Unknown if planted::is(Bug::TimedOutIsFailed) => self.give_up(key, uid),
             Outcome::NotFound => self.delete_pod(uid),
             // It may have taken effect: the pod knows.
             Outcome::Conflict | Outcome::Unknown => {
@@ -278,6 +306,14 @@ impl Core {
                     self.emit(Command::Warn { message: refused }, actions);
                 }
             }
+        }
+    }
+
+    /// A Binding failed for good: its pod is placed anew.
+    fn give_up(&mut self, key: GangKey, uid: &PodUid) {
+        self.drop_member(key, uid);
+        if let Some(lease) = self.gangs.pods.get_mut(uid).and_then(|pod| pod.lease.take()) {
+            self.end_lease(lease);
         }
     }
 

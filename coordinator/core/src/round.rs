@@ -51,7 +51,8 @@ impl Core {
     fn add_member(&mut self, key: GangKey, round: &mut Round, place: &Placed) {
         let id = self.leases.next_id(self.term);
         let node = self.cluster.node(place.node);
-        let gpus = node.gpu_ids(place.mask);
+        let named = if planted::is(Bug::OtherNodesGpus) { NodeIndex(place.node.0 ^ 1) } else { place.node };
+        let gpus = self.cluster.node(named).gpu_ids(place.mask);
         let local = node.agent.is_none();
         let Some(pod) = self.gangs.pods.get_mut(&place.pod) else { return };
         let request = LeaseRequest {
@@ -93,10 +94,11 @@ impl Core {
         }
         match round.step {
             Step::Reserving => {
+                let is_some = round.unconfirmed.len() < round.members.len();
                 if round.unconfirmed.is_empty() && planted::is(Bug::NoPlan) {
                     self.set_step(key, Step::Committing);
                     self.arm(key, now);
-                } else if round.unconfirmed.is_empty() {
+                } else if round.unconfirmed.is_empty() || planted::is(Bug::CommitHalfConfirmed) && is_some {
                     self.write_plan(key, actions);
                 } else if now >= round.deadline {
                     let silent: Vec<LeaseId> = round.unconfirmed.iter().copied().collect();
@@ -106,7 +108,7 @@ impl Core {
             // The writer always answers.
             Step::Committing => {}
             Step::Arming => {
-                if round.unarmed.is_empty() {
+                if round.unarmed.is_empty() || planted::is(Bug::BindBeforeArmed) {
                     self.commit(key);
                     self.progress_round(key, now, actions);
                 } else if now >= round.deadline {
@@ -125,10 +127,25 @@ impl Core {
 
     /// All agents confirmed: the plan is written before anything is armed.
     pub(crate) fn write_plan(&mut self, key: GangKey, actions: &mut Vec<Action>) {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let Some(round) = gang.phase.round() else { return };
+        self.put_plan(key, actions);
+        self.set_step(key, Step::Committing);
+    }
+
+    /// Writes the plan of a round under our term.
+    pub(crate) fn put_plan(&mut self, key: GangKey, actions: &mut Vec<Action>) {
+        let Some(plan) = self.plan_of(key) else { return };
+        let write = self.emit_pending(Command::WritePlan(Box::new(plan)), Pending::Plan(key), actions);
+        if let Some(round) = self.round_mut(key) {
+            round.plan_write = Some(write);
+            round.plan_retry_at = None;
+        }
+    }
+
+    fn plan_of(&self, key: GangKey) -> Option<GangPlan> {
+        let gang = self.gangs.gangs.get(&key)?;
+        let round = gang.phase.round()?;
         let mut leases: BTreeSet<LeaseId> = round.members.values().map(|member| member.lease).collect();
-        if gang.phase.cut_short().is_some() {
+        if gang.phase.cut_short().is_some() || round.step == Step::Binding {
             // This plan replaces that of the pods bound before: none of them may start before the rest is bound.
             let live = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.is_live());
             leases.extend(live.filter_map(|(_, pod)| pod.lease));
@@ -143,18 +160,13 @@ impl Core {
                 gpus: lease.taken.gpus.clone(),
             })
         });
-        let plan = GangPlan {
+        Some(GangPlan {
             gang: gang.spec.name.clone(),
             gang_uid: gang.spec.uid.clone(),
             term: self.term.counter,
             binding_deadline: round.binding_deadline,
             pods: pods.collect(),
-        };
-        let write = self.emit_pending(Command::WritePlan(Box::new(plan)), Pending::Plan(key), actions);
-        self.set_step(key, Step::Committing);
-        if let Some(round) = self.round_mut(key) {
-            round.plan_write = Some(write);
-        }
+        })
     }
 
     /// The plan is durable: agents may write the leases to disk.
@@ -199,6 +211,14 @@ impl Core {
             self.roll_back(key, now, actions);
             return;
         }
+        if round.plan_retry_at.is_some_and(|at| at <= now) {
+            self.put_plan(key, actions);
+            return;
+        }
+        if round.plan_write.is_some() || round.plan_retry_at.is_some() {
+            // An earlier leader may still be deleting this plan: what is bound must find one that is ours.
+            return;
+        }
         let ready = std::mem::take(&mut round.to_bind);
         for uid in ready {
             self.send_binding(key, &uid, actions);
@@ -210,7 +230,7 @@ impl Core {
         let Some(lease) = pod.lease.and_then(|id| self.leases.leases.get(&id)) else { return };
         let is_armed =
             lease.known.is_some_and(|state| (LeaseState::Armed..=LeaseState::Started).contains(&state));
-        if !lease.local && !is_armed {
+        if !lease.local && !is_armed && !planted::is(Bug::BindBeforeArmed) {
             // Its agent lost it, or is letting go of it; it is bound once it is armed again.
             if let Some(round) = self.round_mut(key) {
                 round.to_bind.insert(uid.clone());
@@ -220,7 +240,7 @@ impl Core {
         let command = Command::Bind {
             pod: uid.clone(),
             name: pod.spec.name.clone(),
-            resource_version: pod.spec.resource_version,
+            resource_version: if planted::is(Bug::BindAnyVersion) { 0 } else { pod.spec.resource_version },
             binding: PodBinding {
                 node: self.cluster.node(lease.node).name.clone(),
                 lease: (!lease.local).then_some(lease.taken.lease),
@@ -282,20 +302,32 @@ impl Core {
         if planted::is(Bug::KeepPlans) {
             return;
         }
-        let command = Command::DeletePlan { gang: gang.clone() };
+        let command = Command::DeletePlan { gang: gang.clone(), term: self.term.counter };
         self.emit_pending(command, Pending::PlanRemoval(gang), actions);
     }
 
     /// Tries a removal again, unless the gang has written a newer plan since.
     pub(crate) fn retry_removal(&mut self, gang: &GangName, actions: &mut Vec<Action>) {
-        let known = self.gangs.key(gang).and_then(|key| self.gangs.gangs.get(&key));
-        let is_cut_short =
-            |phase: &Phase| phase.cut_short().is_some() || matches!(phase, Phase::Evicting { .. });
-        let is_needed = known.is_some_and(|gang| is_cut_short(&gang.phase));
-        let round = known.and_then(|gang| gang.phase.round());
-        let has_plan = round.is_some_and(|round| round.plan_stored || round.plan_write.is_some());
-        if !has_plan && !is_needed {
+        if !self.needs_plan(gang) {
             self.remove_plan(gang.clone(), actions);
+        }
+    }
+
+    /// True where a gang has written a plan, or lives by the one that was found.
+    fn needs_plan(&self, gang: &GangName) -> bool {
+        let Some(gang) = self.gangs.key(gang).and_then(|key| self.gangs.gangs.get(&key)) else {
+            return false;
+        };
+        let is_cut_short = gang.phase.cut_short().is_some() || matches!(gang.phase, Phase::Evicting { .. });
+        let has_plan = |round: &Round| round.plan_stored || round.plan_write.is_some();
+        is_cut_short || gang.phase.round().is_some_and(has_plan)
+    }
+
+    /// A plan was written. One of an earlier term that no gang here lives by was written late, by a leader that
+    /// is dead or does not know yet that it leads no more: nothing was promised for it.
+    pub(crate) fn plan_seen(&mut self, plan: &GangPlan, actions: &mut Vec<Action>) {
+        if plan.term < self.term.counter && !self.needs_plan(&plan.gang) {
+            self.remove_plan(plan.gang.clone(), actions);
         }
     }
 
@@ -316,7 +348,7 @@ impl Core {
         let name = gang.spec.name.clone();
         let Some(round) = gang.phase.round_mut() else { return };
         let round = round.clone();
-        gang.not_before = retry_at;
+        gang.not_before = if planted::is(Bug::NeverRetry) { Time(u64::MAX) } else { retry_at };
         self.count_failure(key, retry_at);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let keeps_plan = gang.phase.cut_short().is_some();
@@ -330,7 +362,8 @@ impl Core {
                 self.set_phase(key, Phase::Admitted);
             }
         }
-        for (uid, member) in &round.members {
+        let released = if planted::is(Bug::ReleaseOnlyFirst) { 1 } else { usize::MAX };
+        for (uid, member) in round.members.iter().take(released) {
             self.end_lease(member.lease);
             if let Some(pod) = self.gangs.pods.get_mut(uid) {
                 pod.lease = None;

@@ -7,51 +7,18 @@ mod support;
 
 use std::path::Path;
 
-use support::World;
+use support::play::{difference, play};
 
 fn scenario(name: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios").join(format!("{name}.txt"));
     let text = std::fs::read_to_string(&path).unwrap();
-    let mut world = World::new();
-    let mut printed = String::new();
-    for block in text.split("\n\n") {
-        let block = block.trim_end_matches('\n');
-        let commands = block.split_once("----").map_or(block, |(commands, _)| commands);
-        let mut out = String::new();
-        let mut has_commands = false;
-        for line in commands.lines().filter(|line| !line.trim().is_empty()) {
-            printed.push_str(line);
-            printed.push('\n');
-            let Some(command) = line.split('#').next().map(str::trim).filter(|line| !line.is_empty()) else {
-                continue;
-            };
-            has_commands = true;
-            if command == "reset" {
-                world = World::new();
-                continue;
-            }
-            out.push_str(&world.run(command));
-        }
-        if has_commands {
-            printed.push_str("----\n");
-            printed.push_str(&out);
-        }
-        printed.push('\n');
-    }
-    let printed = printed.trim_end().to_owned() + "\n";
+    let printed = play(&text);
     if std::env::var("PHALANX_UPDATE_SCENARIOS").as_deref() == Ok("1") {
         std::fs::write(&path, &printed).unwrap();
         return;
     }
-    if printed != text {
-        let wrong = printed.lines().zip(text.lines()).position(|(new, old)| new != old);
-        let at = wrong.unwrap_or_else(|| printed.lines().count().min(text.lines().count()));
-        panic!(
-            "{name}.txt differs in line {}:\n  expected: {:?}\n  printed:  {:?}\n\nall that is printed:\n{printed}",
-            at + 1,
-            text.lines().nth(at),
-            printed.lines().nth(at)
-        );
+    if let Some(difference) = difference(&text, &printed) {
+        panic!("{name}.txt {difference}");
     }
 }
 
@@ -93,4 +60,5 @@ scenarios! {
     many_gpus,
     models,
     best_set,
+    late_plans,
 }

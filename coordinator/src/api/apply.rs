@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Api, ApiError, Kind, Mutation, Object};
 
 /// Writes of others that may come in between before we give up.
-const MOST_CONFLICTS: u32 = 8;
+pub(crate) const MOST_CONFLICTS: u32 = 8;
 
 /// What `apply` did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod play;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -216,7 +218,7 @@ impl World {
                 other => format!("{other:?}"),
             },
             Command::WritePlan(plan) => format!("write-plan {} of {} pods", plan.gang.name, plan.pods.len()),
-            Command::DeletePlan { gang } => format!("delete-plan {}", gang.name),
+            Command::DeletePlan { gang, .. } => format!("delete-plan {}", gang.name),
             Command::Bind { name, binding, .. } => format!("bind {} {}", name.name, binding.node),
             Command::FenceWrite { name, .. } => format!("fence {}", name.name),
             Command::ReadPod { name, .. } => format!("read {}", name.name),
@@ -258,12 +260,18 @@ impl World {
                 self.apply(Event::TermRaised { term });
             }
             Command::WritePlan(plan) => {
-                self.plans.insert(plan.gang.clone(), *plan);
-                self.apply(done(Outcome::Done));
+                let later = self.plans.get(&plan.gang).is_some_and(|stored| stored.term > plan.term);
+                if !later {
+                    self.plans.insert(plan.gang.clone(), *plan);
+                }
+                self.apply(done(if later { Outcome::Conflict } else { Outcome::Done }));
             }
-            Command::DeletePlan { gang } => {
-                self.plans.remove(&gang);
-                self.apply(done(Outcome::Done));
+            Command::DeletePlan { gang, term } => {
+                let later = self.plans.get(&gang).is_some_and(|stored| stored.term > term);
+                if !later {
+                    self.plans.remove(&gang);
+                }
+                self.apply(done(if later { Outcome::Conflict } else { Outcome::Done }));
             }
             Command::Bind { pod, resource_version, binding, .. } => {
                 self.bind(id, &pod, resource_version, binding)
@@ -477,6 +485,25 @@ impl World {
             }
             "agent" => self.change_agent(&words),
             "restart" => self.start(),
+            "late-plan" => {
+                // A leader of an earlier term, dead or not, writes a plan that nobody was asked to confirm.
+                let gang = self.gangs.get(&name(words.plain[1])).unwrap();
+                let plan = GangPlan {
+                    gang: gang.name.clone(),
+                    gang_uid: gang.uid.clone(),
+                    term: words.number("term", 1),
+                    binding_deadline: self.now,
+                    pods: Vec::new(),
+                };
+                if self.plans.get(&plan.gang).is_none_or(|stored| stored.term <= plan.term) {
+                    self.plans.insert(plan.gang.clone(), plan.clone());
+                    self.apply(Event::PlanFound(plan));
+                }
+            }
+            "plans" => {
+                let line = |plan: &GangPlan| format!("{} of term {}\n", plan.gang.name, plan.term);
+                self.out = self.plans.values().map(line).collect();
+            }
             "bind-faults" => {
                 self.bind_faults = words.plain[1..].iter().map(|word| (*word).to_owned()).collect()
             }

@@ -1,0 +1,76 @@
+//! Plans as objects, and the writes that keep them: what a later leader has written stays, whoever is late.
+
+use phalanx_common::ids::GangName;
+use phalanx_common::plan::GangPlan;
+
+use crate::api::apply::merge;
+use crate::api::{ApiError, Kind, Mutation, Object, ObjectKey, Owner};
+
+/// Key of a gang's plan.
+#[must_use]
+pub fn plan_key(gang: &GangName) -> ObjectKey {
+    ObjectKey::new(Kind::GangPlan, &gang.namespace, &gang.name)
+}
+
+/// The object a plan is stored as; it goes when its PodGroup goes.
+///
+/// # Errors
+/// The plan cannot be written as JSON.
+pub fn plan_object(plan: &GangPlan) -> Result<Object, ApiError> {
+    let mut object = Object::new(Kind::GangPlan, &plan.gang.namespace, &plan.gang.name);
+    object.metadata.owner = Some(Owner {
+        kind: Kind::PodGroup,
+        name: plan.gang.name.to_string(),
+        uid: plan.gang_uid.to_string(),
+    });
+    object.spec = serde_json::to_value(plan)
+        .map_err(|error| ApiError::Invalid(format!("{}: cannot be written: {error}", object.key())))?;
+    Ok(object)
+}
+
+/// Reads a stored plan.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn plan_of_object(object: &Object) -> Result<GangPlan, String> {
+    let plan: GangPlan = serde_json::from_value(object.spec.clone())
+        .map_err(|error| format!("{}: spec: {error}; the plan is left out", object.key()))?;
+    let named = GangName::new(&object.metadata.namespace, &object.metadata.name);
+    if plan.gang != named {
+        return Err(format!("{}: spec.gang: names {}; the plan is left out", object.key(), plan.gang));
+    }
+    Ok(plan)
+}
+
+/// The write that brings a plan into the place of the stored one; `None` where that is the same already. It
+/// carries UID and resourceVersion of the stored one as preconditions.
+///
+/// # Errors
+/// `Conflict` where the stored one is of a later term; `Invalid` where the plan cannot be written.
+pub fn plan_write(stored: Option<&Object>, plan: &GangPlan) -> Result<Option<Mutation>, ApiError> {
+    let wanted = plan_object(plan)?;
+    let Some(stored) = stored else { return Ok(Some(Mutation::Create(Box::new(wanted)))) };
+    check_term(stored, plan.term)?;
+    Ok(merge(stored, &wanted)?.map(|merged| Mutation::Update(Box::new(merged))))
+}
+
+/// The write that removes a stored plan on behalf of a leader of this term.
+///
+/// # Errors
+/// `Conflict` where the stored one is of a later term.
+pub fn plan_removal(stored: &Object, term: u64) -> Result<Mutation, ApiError> {
+    check_term(stored, term)?;
+    Ok(Mutation::Delete { key: stored.key(), preconditions: stored.preconditions() })
+}
+
+/// A plan that cannot be read belongs to nobody.
+fn check_term(stored: &Object, term: u64) -> Result<(), ApiError> {
+    match plan_of_object(stored) {
+        Ok(found) if found.term > term => Err(ApiError::Conflict(format!(
+            "{} was written under term {}, and this write is of term {term}",
+            stored.key(),
+            found.term
+        ))),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
