@@ -1,6 +1,9 @@
 //! Nodes and requests for the tests.
 
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+pub mod orders;
+pub mod scenario;
 
 use std::sync::Arc;
 
