@@ -1,25 +1,20 @@
-//! Configuration: a TOML file, overridden by flags. A wrong value is named with where it stands, what was
-//! found and what is allowed.
+//! Configuration: a TOML file, overridden by flags. All values that are wrong are named with where they stand, what
+//! was found and what is allowed.
 
 use std::env;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use phalanx_common::ids::NodeName;
+use phalanx_text::{Problem, Problems, Values};
 use phalanx_transport::pki::check_node_name;
-use serde::Deserialize;
-use thiserror::Error;
-use toml::Spanned;
 
 use crate::probe::ProbeOptions;
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(3600);
-/// A file larger than this is no configuration.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Form of the log lines on stderr.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,52 +43,6 @@ pub struct Config {
     pub probe_interval: Duration,
     /// Form of the log.
     pub log_format: LogFormat,
-}
-
-/// Why a configuration cannot be used.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("--config: {path}: {source}; give an existing file, or leave the flag out")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        source: std::io::Error,
-    },
-    /// The file is too large.
-    #[error("--config: {0}: is larger than 1 MiB and no configuration")]
-    Size(PathBuf),
-    /// The file is not TOML, has a key that does not exist, or a value of another type.
-    #[error("{path}:{line}: {message} (in {text:?})")]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// What the reader says.
-        message: String,
-        /// The line itself.
-        text: String,
-    },
-    /// A value that is not allowed.
-    #[error("{place}: must be {expected}, found {found:?}")]
-    Value {
-        /// `--flag`, or `FILE:LINE: key`.
-        place: String,
-        /// What is allowed.
-        expected: &'static str,
-        /// What stands there.
-        found: String,
-    },
-    /// A value that must be given is not.
-    #[error("--{flag}: is not given; {fix}")]
-    Missing {
-        /// The flag, which is also the key.
-        flag: &'static str,
-        /// What to do.
-        fix: String,
-    },
 }
 
 /// The flags of `run`. Each is also a key of the configuration file, without the dashes in front.
@@ -131,174 +80,130 @@ pub struct RunArguments {
     pub log_format: Option<String>,
 }
 
-/// The keys of the file.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct FileValues {
-    node: Option<Spanned<String>>,
-    coordinator: Option<Spanned<Vec<String>>>,
-    state_dir: Option<Spanned<String>>,
-    pki_dir: Option<Spanned<String>>,
-    profile: Option<Spanned<String>>,
-    nvml_library: Option<Spanned<String>>,
-    sysfs_root: Option<Spanned<String>>,
-    probe_interval: Option<Spanned<String>>,
-    log_format: Option<Spanned<String>>,
-}
-
-/// A file and its text: to tell lines.
-#[derive(Debug, Default)]
-struct Source {
-    path: PathBuf,
-    text: String,
-}
-
-impl Source {
-    fn line(&self, offset: usize) -> usize {
-        self.text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
-    }
-
-    fn place<T>(&self, key: &str, value: &Spanned<T>) -> String {
-        format!("{}:{}: {key}", self.path.display(), self.line(value.span().start))
-    }
-}
-
-/// A value and where it was written.
-struct Written {
-    text: String,
-    place: String,
-}
-
-impl Written {
-    fn wrong(self, expected: &'static str) -> ConfigError {
-        ConfigError::Value { place: self.place, expected, found: self.text }
-    }
-
-    fn path(self) -> Result<PathBuf, ConfigError> {
-        if self.text.is_empty() { Err(self.wrong("a path")) } else { Ok(PathBuf::from(self.text)) }
-    }
-}
+/// All keys, in the order of the flags.
+const KEYS: [&str; 9] = [
+    "node",
+    "coordinator",
+    "state-dir",
+    "pki-dir",
+    "profile",
+    "nvml-library",
+    "sysfs-root",
+    "probe-interval",
+    "log-format",
+];
 
 impl RunArguments {
+    fn flags(&self) -> [(&'static str, Vec<String>); 9] {
+        let one = |text: &Option<String>| text.iter().cloned().collect();
+        [
+            ("node", one(&self.node)),
+            ("coordinator", self.coordinator.clone()),
+            ("state-dir", one(&self.state_dir)),
+            ("pki-dir", one(&self.pki_dir)),
+            ("profile", one(&self.profile)),
+            ("nvml-library", one(&self.nvml_library)),
+            ("sysfs-root", one(&self.sysfs_root)),
+            ("probe-interval", one(&self.probe_interval)),
+            ("log-format", one(&self.log_format)),
+        ]
+    }
+
     /// Reads the file, lays the flags over it and checks everything.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its place and what is allowed.
-    pub fn resolve(&self) -> Result<Config, ConfigError> {
-        let (source, file) = match &self.config {
-            Some(path) => read(path)?,
-            None => (Source::default(), FileValues::default()),
-        };
-        let pick = |key: &str, flag: &Option<String>, value: &Option<Spanned<String>>| match (flag, value) {
-            (Some(text), _) => Some(Written { text: text.clone(), place: format!("--{key}") }),
-            (None, Some(value)) => {
-                Some(Written { text: value.get_ref().clone(), place: source.place(key, value) })
-            }
-            (None, None) => None,
-        };
-        let path = |key: &str, flag: &Option<String>, value: &Option<Spanned<String>>| {
-            pick(key, flag, value).map(Written::path).transpose()
-        };
-        let node = node(pick("node", &self.node, &file.node))?;
-        let coordinators = self.coordinators(&source, &file)?;
-        let state_directory = path("state-dir", &self.state_dir, &file.state_dir)?
-            .or_else(default_state_directory)
-            .ok_or_else(|| ConfigError::Missing {
-                flag: "state-dir",
-                fix: "neither XDG_STATE_HOME nor HOME is set; name a directory".to_owned(),
-            })?;
-        let pki_directory =
-            path("pki-dir", &self.pki_dir, &file.pki_dir)?.unwrap_or_else(|| state_directory.join("pki"));
-        let probe = ProbeOptions {
-            nvml_library: path("nvml-library", &self.nvml_library, &file.nvml_library)?,
-            sysfs_root: path("sysfs-root", &self.sysfs_root, &file.sysfs_root)?
-                .unwrap_or_else(|| PathBuf::from("/sys")),
-            profile: path("profile", &self.profile, &file.profile)?,
-            node_name: node.to_string(),
-            state_directory: state_directory.join("probe"),
-        };
-        let probe_interval = interval(pick("probe-interval", &self.probe_interval, &file.probe_interval))?;
-        let log_format = log_format(pick("log-format", &self.log_format, &file.log_format))?;
-        Ok(Config { node, coordinators, state_directory, pki_directory, probe, probe_interval, log_format })
+    /// All that is wrong, each with its place and what is allowed.
+    pub fn resolve(&self) -> Result<Config, Problems> {
+        let mut values = Values::new(&KEYS, &["coordinator"]);
+        if let Some(path) = &self.config {
+            values.read_file(path)?;
+        }
+        self.resolve_over(values)
     }
 
-    fn coordinators(&self, source: &Source, file: &FileValues) -> Result<Vec<String>, ConfigError> {
-        let (texts, place) = match &file.coordinator {
-            Some(value) if self.coordinator.is_empty() => {
-                (value.get_ref().clone(), source.place("coordinator", value))
-            }
-            _ => (self.coordinator.clone(), "--coordinator".to_owned()),
-        };
-        if texts.is_empty() {
-            let fix = "name the coordinator's address, such as 127.0.0.1:7410".to_owned();
-            return Err(ConfigError::Missing { flag: "coordinator", fix });
+    /// As `resolve`, with the file's bytes instead of a file.
+    ///
+    /// # Errors
+    /// As `resolve`.
+    pub fn resolve_bytes(&self, bytes: &[u8], file: &Path) -> Result<Config, Problems> {
+        let mut values = Values::new(&KEYS, &["coordinator"]);
+        values.read_bytes(bytes, file)?;
+        self.resolve_over(values)
+    }
+
+    fn resolve_over(&self, mut values: Values) -> Result<Config, Problems> {
+        for (key, texts) in self.flags() {
+            values.set_flag(key, texts);
         }
-        let good = |text: &str| {
-            text.rsplit_once(':').is_some_and(|(host, port)| {
-                !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
-            })
-        };
-        match texts.iter().find(|text| !good(text)) {
-            Some(text) => Err(Written { text: text.clone(), place }
-                .wrong("HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:7410")),
-            None => Ok(texts),
+        // Wrong values first, missing ones last: they are told in this order.
+        let probe_interval =
+            values.duration("probe-interval", DEFAULT_INTERVAL, SHORTEST_INTERVAL, LONGEST_INTERVAL);
+        let log_format = values.read("log-format", "text or json", |written| match written.text() {
+            "text" => Some(LogFormat::Text),
+            "json" => Some(LogFormat::Json),
+            _ => None,
+        });
+        let [pki_directory, profile, nvml_library, sysfs_root, state_directory] =
+            ["pki-dir", "profile", "nvml-library", "sysfs-root", "state-dir"]
+                .map(|key| values.path(key, "a path"));
+        let node = node(&mut values);
+        let coordinators = coordinators(&mut values);
+        let state_directory = state_directory.or_else(default_state_directory).unwrap_or_default();
+        if values.written("state-dir").is_none() && state_directory.as_os_str().is_empty() {
+            let fix = "neither XDG_STATE_HOME nor HOME is set: name a directory".to_owned();
+            values.problem(Problem::Missing { flag: "state-dir", fix });
         }
+        values.finish()?;
+        Ok(Config {
+            coordinators,
+            pki_directory: pki_directory.unwrap_or_else(|| state_directory.join("pki")),
+            probe: ProbeOptions {
+                nvml_library,
+                sysfs_root: sysfs_root.unwrap_or_else(|| PathBuf::from("/sys")),
+                profile,
+                node_name: node.to_string(),
+                state_directory: state_directory.join("probe"),
+            },
+            node,
+            state_directory,
+            probe_interval,
+            log_format: log_format.unwrap_or_default(),
+        })
     }
 }
 
-fn read(path: &Path) -> Result<(Source, FileValues), ConfigError> {
-    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(failed)?.len() > MAX_FILE_BYTES {
-        return Err(ConfigError::Size(path.to_owned()));
-    }
-    let text = fs::read_to_string(path).map_err(failed)?;
-    let source = Source { path: path.to_owned(), text };
-    let values = toml::from_str(&source.text).map_err(|error| {
-        let line = source.line(error.span().map_or(0, |span| span.start));
-        let text = source.text.lines().nth(line - 1).unwrap_or_default();
-        ConfigError::Syntax {
-            path: path.to_owned(),
-            line,
-            message: error.message().to_owned(),
-            text: text.chars().take(80).collect(),
-        }
-    })?;
-    Ok((source, values))
-}
-
-fn node(written: Option<Written>) -> Result<NodeName, ConfigError> {
-    const EXPECTED: &str = "a node name: 1 to 253 lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit";
-    match written {
-        Some(written) if check_node_name(&written.text).is_ok() => Ok(NodeName::from(written.text)),
-        Some(written) => Err(written.wrong(EXPECTED)),
-        None => {
-            let name = sysinfo::System::host_name().unwrap_or_default().to_lowercase();
-            check_node_name(&name).map_err(|error| ConfigError::Missing {
+fn node(values: &mut Values) -> NodeName {
+    let expected = "a node name: 1 to 253 lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit";
+    let named = values.read("node", expected, |written| {
+        check_node_name(written.text()).is_ok().then(|| NodeName::from(written.text()))
+    });
+    if named.is_none() && values.written("node").is_none() {
+        let name = sysinfo::System::host_name().unwrap_or_default().to_lowercase();
+        match check_node_name(&name) {
+            Ok(()) => return NodeName::from(name),
+            Err(error) => values.problem(Problem::Missing {
                 flag: "node",
-                fix: format!("the machine's own name does not do ({error}); name the node"),
-            })?;
-            Ok(NodeName::from(name))
+                fix: format!("the machine's own name does not do ({error}): name the node"),
+            }),
         }
     }
+    named.unwrap_or_else(|| NodeName::from(""))
 }
 
-fn interval(written: Option<Written>) -> Result<Duration, ConfigError> {
-    let Some(written) = written else { return Ok(DEFAULT_INTERVAL) };
-    match humantime::parse_duration(&written.text) {
-        Ok(interval) if (SHORTEST_INTERVAL..=LONGEST_INTERVAL).contains(&interval) => Ok(interval),
-        _ => Err(written.wrong("a duration from 100ms to 1h, such as 5s")),
+fn coordinators(values: &mut Values) -> Vec<String> {
+    let expected = "HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:7410";
+    let good = |text: &str| {
+        text.rsplit_once(':').is_some_and(|(host, port)| {
+            let named = !host.is_empty() && !host.contains(|letter: char| letter == '/' || letter.is_whitespace());
+            named && port.parse::<u16>().is_ok_and(|port| port > 0)
+        })
+    };
+    let coordinators = values.list("coordinator", expected, good);
+    if coordinators.is_empty() {
+        let fix = "name the coordinator's address, such as 127.0.0.1:7410".to_owned();
+        values.problem(Problem::Missing { flag: "coordinator", fix });
     }
-}
-
-fn log_format(written: Option<Written>) -> Result<LogFormat, ConfigError> {
-    match written {
-        None => Ok(LogFormat::default()),
-        Some(written) => match written.text.as_str() {
-            "text" => Ok(LogFormat::Text),
-            "json" => Ok(LogFormat::Json),
-            _ => Err(written.wrong("text or json")),
-        },
-    }
+    coordinators
 }
 
 fn default_state_directory() -> Option<PathBuf> {
@@ -310,6 +215,8 @@ fn default_state_directory() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn good() -> RunArguments {
@@ -340,7 +247,7 @@ mod tests {
             |text: &str| RunArguments { coordinator: vec![text.to_owned()], ..RunArguments { ..good() } };
         let port =
             "--coordinator: must be HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:7410, found ";
-        let interval = "--probe-interval: must be a duration from 100ms to 1h, such as 5s, found ";
+        let interval = "--probe-interval: must be a duration from 100ms to 1h such as 5s, found ";
         for (arguments, expected) in [
             (RunArguments { node: some("Node"), ..good() }, "--node: must be a node name: 1 to 253 lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit, found \"Node\"".to_owned()),
             (RunArguments { coordinator: Vec::new(), ..good() }, "--coordinator: is not given; name the coordinator's address, such as 127.0.0.1:7410".to_owned()),
@@ -356,6 +263,22 @@ mod tests {
         ] {
             assert_eq!(arguments.resolve().unwrap_err().to_string(), expected);
         }
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_told_at_once_and_what_is_missing_last() {
+        let arguments = RunArguments {
+            coordinator: Vec::new(),
+            probe_interval: some("0s"),
+            log_format: some("xml"),
+            ..good()
+        };
+        assert_eq!(
+            arguments.resolve().unwrap_err().to_string(),
+            "--probe-interval: must be a duration from 100ms to 1h such as 5s, found \"0s\"\n\
+             error: --log-format: must be text or json, found \"xml\"\n\
+             error: --coordinator: is not given; name the coordinator's address, such as 127.0.0.1:7410"
+        );
     }
 
     #[test]
@@ -377,9 +300,10 @@ mod tests {
         for (text, expected) in [
             ("\nlog-format = \"xml\"", format!("{file}:2: log-format: must be text or json, found \"xml\"")),
             ("\n\ncoordinator = [\"x\"]", format!("{file}:3: coordinator: must be HOST:PORT")),
-            ("nodes = \"x\"", format!("{file}:1: unknown field `nodes`, expected one of `node`")),
-            ("node = 5", format!("{file}:1: invalid type: integer `5`, expected a string (in \"node = 5\")")),
-            ("node = ", format!("{file}:1: ")),
+            ("nodes = \"x\"", format!("{file}:1: unknown key \"nodes\"; did you mean node?; known keys: node, ")),
+            ("node = 5.5.5", format!("{file}:1: is not valid TOML: ")),
+            ("node = [\"a\"]", format!("{file}:1: node: must be a node name")),
+            ("node = ", format!("{file}:1: is not valid TOML: ")),
         ] {
             let mut arguments = good();
             if text.contains("coordinator") {
@@ -392,6 +316,6 @@ mod tests {
             assert!(error.starts_with(&expected), "{error}\nshould begin with\n{expected}");
         }
         let missing = RunArguments { config: Some(PathBuf::from("/nonexistent")), ..good() };
-        assert!(missing.resolve().unwrap_err().to_string().starts_with("--config: /nonexistent: "));
+        assert!(missing.resolve().unwrap_err().to_string().starts_with("/nonexistent: cannot be read: "));
     }
 }
