@@ -1,23 +1,23 @@
-//! Configuration: a TOML file, overridden by flags. Every value is checked, and a wrong one is named with
-//! where it stands, what is allowed and what was found.
+//! Configuration: a TOML file, overridden by flags. Every value is checked, and all that are wrong are named with
+//! where they stand, what is allowed and what was found.
 
-mod values;
-
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use phalanx_common::units::Millis;
 use phalanx_core::Settings;
-use thiserror::Error;
+use phalanx_text::settings::shown;
+use phalanx_text::{Problem, Problems, Values};
 
-use self::values::{Place, Values};
+use crate::manifest::names::label_problem;
 use crate::recorder::RecordingLimits;
 
 /// Where agents dial when nothing else is said.
-pub const DEFAULT_LISTEN: &str = "127.0.0.1:7410";
+pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7410);
 /// Where the admin interface answers when nothing else is said.
-pub const DEFAULT_ADMIN: &str = "127.0.0.1:7411";
+pub const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7411);
 
 /// Form of the log lines on stderr.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,56 +44,6 @@ pub struct Config {
     pub settings: Settings,
     /// Bounds of the recording.
     pub recording: RecordingLimits,
-}
-
-/// Why a configuration cannot be used.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("{path}: cannot be read: {cause}; give an existing file with --config, or leave the flag out")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        cause: std::io::Error,
-    },
-    /// The file is not TOML.
-    #[error("{path}:{line}: is not valid TOML: {message}")]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// What the reader says.
-        message: String,
-    },
-    /// A key that does not exist.
-    #[error("{path}:{line}: unknown key {key:?}{hint}; known keys: {known}")]
-    UnknownKey {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// The key.
-        key: String,
-        /// `, did you mean "…"`, or nothing.
-        hint: String,
-        /// All keys.
-        known: String,
-    },
-    /// A value that is not allowed.
-    #[error("{place}: must be {expected}, found {found:?}")]
-    Value {
-        /// `--flag`, or `FILE:LINE: key`.
-        place: String,
-        /// What is allowed.
-        expected: String,
-        /// What stands there.
-        found: String,
-    },
-    /// There is no default for the state directory.
-    #[error("--state-dir: is not given, and neither XDG_STATE_HOME nor HOME is set; name a directory")]
-    NoStateDir,
 }
 
 /// The flags of `run`. Each is also a key of the configuration file, without the dashes in front.
@@ -193,89 +143,117 @@ impl RunArguments {
     /// Reads the file, lays the flags over it and checks everything.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its place and what is allowed.
-    pub fn resolve(&self) -> Result<Config, ConfigError> {
-        let mut values = match &self.config {
-            Some(path) => Values::read(path)?,
-            None => Values::default(),
-        };
+    /// All that is wrong, each with its place and what is allowed.
+    pub fn resolve(&self) -> Result<Config, Problems> {
+        let mut values = Values::new(&KEYS, &[]);
+        if let Some(path) = &self.config {
+            values.read_file(path)?;
+        }
+        self.resolve_over(values)
+    }
+
+    /// As `resolve`, with the file's bytes instead of a file.
+    ///
+    /// # Errors
+    /// As `resolve`.
+    pub fn resolve_bytes(&self, bytes: &[u8], file: &Path) -> Result<Config, Problems> {
+        let mut values = Values::new(&KEYS, &[]);
+        values.read_bytes(bytes, file)?;
+        self.resolve_over(values)
+    }
+
+    fn resolve_over(&self, mut values: Values) -> Result<Config, Problems> {
         for (key, text) in self.flags() {
-            if let Some(text) = text {
-                values.set(key, text, Place::Flag);
-            }
+            values.set_flag(key, text);
         }
-        let state_dir = state_dir(&values)?;
-        let listen = values.address("listen", DEFAULT_LISTEN)?;
-        let admin = values.address("admin", DEFAULT_ADMIN)?;
-        let allow_remote = values.boolean("admin-allow-remote", false)?;
-        if !admin.ip().is_loopback() && !allow_remote {
-            return Err(values.error(
-                "admin",
-                "a loopback address such as 127.0.0.1:7411, because the interface asks for no password \
-                 (admin-allow-remote lifts this)",
-            ));
-        }
-        let log_format = match values.text("log-format") {
-            None | Some("text") => LogFormat::Text,
-            Some("json") => LogFormat::Json,
-            Some(_) => return Err(values.error("log-format", "text or json")),
-        };
-        let recording = RecordingLimits {
-            file_bytes: values.number("recording-file-mib", 64, 1, 4096)? << 20,
-            files: values.number("recording-files", 8, 2, 1000)?,
-        };
-        Ok(Config { state_dir, listen, admin, log_format, settings: settings(&values)?, recording })
-    }
-}
-
-fn settings(values: &Values) -> Result<Settings, ConfigError> {
-    let default = Settings::default();
-    let second = Millis::from_seconds(1);
-    let minutes = |count: u64| Millis::from_seconds(count * 60);
-    let settings = Settings {
-        reservation_ms: values.duration("reservation", default.reservation_ms, second, minutes(10))?,
-        confirm_timeout_ms: values.duration(
-            "confirm-timeout",
-            default.confirm_timeout_ms,
-            Millis(100),
-            minutes(10),
-        )?,
-        binding_deadline_ms: values.duration(
-            "binding-deadline",
-            default.binding_deadline_ms,
-            second,
-            minutes(60),
-        )?,
-        resend_ms: values.duration("resend", default.resend_ms, Millis(50), minutes(1))?,
-        refusal_budget: values.number("refusal-budget", default.refusal_budget.into(), 1, 1000)? as u32,
-        quarantine_ms: values.duration("quarantine", default.quarantine_ms, second, minutes(60))?,
-        attempts_per_minute: values.number(
-            "attempts-per-minute",
-            default.attempts_per_minute.into(),
-            1,
-            6000,
-        )? as u32,
-        default_queue: values.name("default-queue", &default.default_queue)?,
-    };
-    if settings.confirm_timeout_ms >= settings.reservation_ms {
-        // Blame the one that was set: the other is a default the operator may not know.
-        return Err(if values.text("confirm-timeout").is_some() {
-            let limit = values::shown(settings.reservation_ms);
-            values.error("confirm-timeout", &format!("below reservation, which is {limit}"))
-        } else {
-            let limit = values::shown(settings.confirm_timeout_ms);
-            values.error("reservation", &format!("above confirm-timeout, which is {limit}"))
+        let listen = values.address("listen", DEFAULT_LISTEN);
+        let admin = admin(&mut values);
+        let log_format = values.read("log-format", "text or json", |written| match written.text() {
+            "text" => Some(LogFormat::Text),
+            "json" => Some(LogFormat::Json),
+            _ => None,
         });
+        let recording = RecordingLimits {
+            file_bytes: values.number("recording-file-mib", 64, 1, 4096) << 20,
+            files: values.number("recording-files", 8, 2, 1000),
+        };
+        let settings = settings(&mut values);
+        let state_dir = state_dir(&mut values);
+        values.finish()?;
+        Ok(Config { state_dir, listen, admin, log_format: log_format.unwrap_or_default(), settings, recording })
     }
-    Ok(settings)
 }
 
-fn state_dir(values: &Values) -> Result<PathBuf, ConfigError> {
-    match values.text("state-dir") {
-        Some("") => Err(values.error("state-dir", "the path of a directory")),
-        Some(text) => Ok(PathBuf::from(text)),
-        None => default_state_dir().ok_or(ConfigError::NoStateDir),
+fn admin(values: &mut Values) -> SocketAddr {
+    let admin = values.address("admin", DEFAULT_ADMIN);
+    let allow_remote = values.boolean("admin-allow-remote", false);
+    // Only where it could be read: a default is no address that somebody wrote.
+    if !admin.ip().is_loopback() && !allow_remote {
+        values.wrong(
+            "admin",
+            "a loopback address such as 127.0.0.1:7411, because the interface asks for no password \
+             (admin-allow-remote lifts this)",
+        );
     }
+    admin
+}
+
+fn settings(values: &mut Values) -> Settings {
+    let default = Settings::default();
+    let seconds = Duration::from_secs;
+    let mut duration = |key, default: Millis, least, most| {
+        let default = Duration::from_millis(default.0);
+        // The longest one allowed is an hour.
+        Millis(values.duration(key, default, least, most).as_millis() as u64)
+    };
+    let reservation_ms = duration("reservation", default.reservation_ms, seconds(1), seconds(600));
+    let confirm_timeout_ms =
+        duration("confirm-timeout", default.confirm_timeout_ms, Duration::from_millis(100), seconds(600));
+    let binding_deadline_ms =
+        duration("binding-deadline", default.binding_deadline_ms, seconds(1), seconds(3600));
+    let resend_ms = duration("resend", default.resend_ms, Duration::from_millis(50), seconds(60));
+    let quarantine_ms = duration("quarantine", default.quarantine_ms, seconds(1), seconds(3600));
+    let settings = Settings {
+        reservation_ms,
+        confirm_timeout_ms,
+        binding_deadline_ms,
+        resend_ms,
+        refusal_budget: values.number("refusal-budget", default.refusal_budget.into(), 1, 1000) as u32,
+        quarantine_ms,
+        attempts_per_minute: values.number("attempts-per-minute", default.attempts_per_minute.into(), 1, 6000)
+            as u32,
+        default_queue: default_queue(values, default.default_queue),
+    };
+    // Of two values that could not be read nothing can be said.
+    if values.is_clean() && confirm_timeout_ms >= reservation_ms {
+        let text = |duration: Millis| shown(Duration::from_millis(duration.0));
+        // Blame the one that was set: the other is a default the operator may not know.
+        if values.written("confirm-timeout").is_some() {
+            values.wrong("confirm-timeout", &format!("below reservation, which is {}", text(reservation_ms)));
+        } else {
+            let limit = text(confirm_timeout_ms);
+            values.wrong("reservation", &format!("above confirm-timeout, which is {limit}"));
+        }
+    }
+    settings
+}
+
+fn default_queue(values: &mut Values, default: String) -> String {
+    let expected = "1 to 63 of a-z, 0-9 and '-', with a letter or digit at both ends";
+    let name = values.read("default-queue", expected, |written| {
+        let text = written.text();
+        label_problem(text).is_none().then(|| text.to_owned())
+    });
+    name.unwrap_or(default)
+}
+
+fn state_dir(values: &mut Values) -> PathBuf {
+    let named = values.path("state-dir", "the path of a directory");
+    if values.written("state-dir").is_none() && default_state_dir().is_none() {
+        let fix = "neither XDG_STATE_HOME nor HOME is set: name a directory".to_owned();
+        values.problem(Problem::Missing { flag: "state-dir", fix });
+    }
+    named.or_else(default_state_dir).unwrap_or_default()
 }
 
 /// The state directory when none is named: the CLI looks in the same place.
@@ -292,7 +270,7 @@ pub fn default_state_dir() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn flags(set: impl FnOnce(&mut RunArguments)) -> Result<Config, ConfigError> {
+    fn flags(set: impl FnOnce(&mut RunArguments)) -> Result<Config, Problems> {
         let mut arguments =
             RunArguments { state_dir: Some("/var/lib/phalanx".to_owned()), ..RunArguments::default() };
         set(&mut arguments);
@@ -316,8 +294,8 @@ mod tests {
     fn without_anything_the_defaults_hold() {
         let config = flags(|_| {}).unwrap();
         assert_eq!(config.settings, Settings::default());
-        assert_eq!(config.listen.to_string(), DEFAULT_LISTEN);
-        assert_eq!(config.admin.to_string(), DEFAULT_ADMIN);
+        assert_eq!(config.listen, DEFAULT_LISTEN);
+        assert_eq!(config.admin, DEFAULT_ADMIN);
         assert_eq!(config.log_format, LogFormat::Text);
         assert_eq!(config.recording, RecordingLimits::default());
     }
@@ -379,12 +357,33 @@ mod tests {
     fn a_file_that_is_not_toml_is_named_with_its_line() {
         let error = file("reservation = \"10s\"\nresend = = 1\n").unwrap_err();
         assert!(error.starts_with("FILE:2: is not valid TOML: "), "{error}");
-        let error = file("reservation = 10.5\n").unwrap_err();
-        assert!(
-            error.starts_with("FILE:1: is not valid TOML: ")
-                && error.contains("a text, a whole number, true or false"),
-            "{error}"
+    }
+
+    #[test]
+    fn a_value_of_another_type_is_a_wrong_value() {
+        assert_eq!(
+            file("recording-files = 1.5\n").unwrap_err(),
+            "FILE:1: recording-files: must be a whole number from 2 to 1000, found \"1.5\""
         );
+        assert_eq!(
+            file("listen = [\"127.0.0.1:1\"]\nrefusal-budget = 99999999999999999999\n").unwrap_err(),
+            "FILE:1: listen: must be an IP address and a port such as 127.0.0.1:7410 or [::1]:0, found \
+             \"[\\\"127.0.0.1:1\\\"]\"\n\
+             error: FILE:2: refusal-budget: must be a whole number from 1 to 1000, found \"99999999999999999999\""
+        );
+        assert!(file("[coordinator]\nlisten = \"127.0.0.1:1\"\n").unwrap_err().starts_with("FILE:1: unknown key \"coordinator\""));
+    }
+
+    #[test]
+    fn the_file_is_checked_also_where_a_flag_wins() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("phalanx.toml");
+        std::fs::write(&path, "listen = \"here\"\n").unwrap();
+        let error = flag_error(|arguments| {
+            arguments.config = Some(path.clone());
+            arguments.listen = Some("127.0.0.1:0".to_owned());
+        });
+        assert!(error.starts_with(&format!("{}:1: listen: must be an IP address", path.display())), "{error}");
     }
 
     #[test]
@@ -392,12 +391,12 @@ mod tests {
         let known = KEYS.join(", ");
         assert_eq!(
             file("resend = \"1s\"\nreservatoin = \"10s\"\n").unwrap_err(),
-            format!("FILE:2: unknown key \"reservatoin\", did you mean \"reservation\"; known keys: {known}")
+            format!("FILE:2: unknown key \"reservatoin\"; did you mean reservation?; known keys: {known}")
         );
         assert_eq!(
             file("\n\nbinding_deadline = \"10s\"\n").unwrap_err(),
             format!(
-                "FILE:3: unknown key \"binding_deadline\", did you mean \"binding-deadline\"; known keys: {known}"
+                "FILE:3: unknown key \"binding_deadline\"; did you mean binding-deadline?; known keys: {known}"
             )
         );
         assert_eq!(
