@@ -50,6 +50,8 @@ pub(crate) struct Node {
     pub(crate) refusals: u32,
     /// Closed until then, and why.
     pub(crate) quarantine: Option<(Time, Arc<str>)>,
+    /// Its agent has obeyed this coordinator: it knew no higher term.
+    pub(crate) obeyed: bool,
     /// Where the node stands in the index.
     indexed: Option<(ClassId, u64)>,
 }
@@ -68,6 +70,7 @@ impl Node {
             free_mask: 0,
             refusals: 0,
             quarantine: None,
+            obeyed: false,
             indexed: None,
         }
     }
@@ -298,6 +301,11 @@ impl Cluster {
             }
         }
         self.refresh(index, true);
+    }
+
+    /// An agent knows no higher term than ours.
+    pub(crate) fn note_obedience(&mut self, index: NodeIndex) {
+        self.nodes[index.0 as usize].obeyed = true;
     }
 
     /// An agent's connection ended.

@@ -7,7 +7,7 @@ use phalanx_common::ids::{ActionId, GangName, LeaseId, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
 use phalanx_common::queue::PriorityClassSpec;
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{LeaseReport, LeaseState};
+use phalanx_common::wire::LeaseReport;
 use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
@@ -102,6 +102,8 @@ pub struct Core {
     pub(crate) last_need: Option<(phalanx_common::gang::PodRequest, Arc<PodNeed>)>,
     /// Counter that the term was asked to go above.
     pub(crate) raising_above: Option<u64>,
+    /// Term of the coordinator that took over from this one.
+    pub(crate) overtaken: Option<Term>,
     next_action: u64,
     next_arrival: u64,
 }
@@ -131,6 +133,7 @@ impl Core {
             emptied: None,
             last_need: None,
             raising_above: None,
+            overtaken: None,
             next_action: 0,
             next_arrival: 0,
         };
@@ -148,6 +151,9 @@ impl Core {
 
     /// Records a fact.
     pub fn apply(&mut self, event: Event, now: Time, actions: &mut Vec<Action>) {
+        if self.overtaken.is_some() {
+            return;
+        }
         match event {
             Event::Started { term } | Event::TermRaised { term } => self.set_term(term),
             Event::QueueApplied(queue) => self.apply_queue(queue),
@@ -177,7 +183,7 @@ impl Core {
 
     /// Does one scheduling pass: reacts to the facts, places what fits, and asks for what follows.
     pub fn cycle(&mut self, now: Time, actions: &mut Vec<Action>) {
-        if !self.synced {
+        if !self.synced || self.overtaken.is_some() {
             return;
         }
         self.fire_timers(now, actions);
@@ -204,7 +210,8 @@ impl Core {
     /// When `cycle` must be called at the latest, and for what.
     #[must_use]
     pub fn next_deadline(&self) -> Option<(Time, &'static str)> {
-        self.timers.first().map(|(time, timer)| (*time, timer.reason()))
+        let first = self.timers.first().filter(|_| self.overtaken.is_none());
+        first.map(|(time, timer)| (*time, timer.reason()))
     }
 
     /// The term this machine leads under.
@@ -236,31 +243,6 @@ impl Core {
         let id = self.emit(command, actions);
         self.pending.insert(id, what);
         id
-    }
-
-    fn set_term(&mut self, term: Term) {
-        self.term = term;
-        self.raising_above = None;
-        // Agents forget promises of an older term, and refused what was asked under it: ask again.
-        let ids: Vec<LeaseId> = self.leases.leases.keys().copied().collect();
-        for id in ids {
-            let Some(lease) = self.leases.leases.get_mut(&id) else { continue };
-            lease.sent = None;
-            if !lease.local && lease.wanted != LeaseState::Gone && lease.known == Some(LeaseState::Reserved) {
-                self.lease_known(id, None);
-            }
-            self.leases.touched.insert(id);
-        }
-    }
-
-    /// An agent knows a term above ours, or ours as another leader's: ours must go above it before anything is
-    /// asked.
-    pub(crate) fn raise_term(&mut self, above: Term, actions: &mut Vec<Action>) {
-        let is_ahead = above.counter >= self.term.counter && above != self.term;
-        if is_ahead && self.raising_above.is_none_or(|asked| asked < above.counter) {
-            self.raising_above = Some(above.counter);
-            self.emit(Command::RaiseTerm { above: above.counter }, actions);
-        }
     }
 
     fn fire_timers(&mut self, now: Time, actions: &mut Vec<Action>) {

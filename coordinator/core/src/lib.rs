@@ -3,8 +3,8 @@
 //!
 //! What stands where: `facts` records objects, `replies` what agents and the API answer; `pass` tries
 //! gangs in order, `place` plans, `round` takes a plan from reserving to bound, `lease` and `ledger`
-//! keep the promises, `life` follows a gang's pods, `recover` rebuilds after a start, `why` and `show`
-//! explain.
+//! keep the promises, `life` follows a gang's pods, `terms` who leads, `recover` rebuilds after a start, `why`
+//! and `show` explain.
 
 pub mod action;
 mod admission;
@@ -33,6 +33,7 @@ mod required;
 mod round;
 pub mod settings;
 mod show;
+mod terms;
 pub mod view;
 mod why;
 

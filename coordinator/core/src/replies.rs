@@ -21,8 +21,11 @@ const REFUSED_BINDING_FACTOR: u64 = 10;
 
 impl Core {
     pub(crate) fn agent_connected(&mut self, session: u64, hello: Hello, actions: &mut Vec<Action>) {
-        self.raise_term(hello.highest_term, actions);
         let node = self.apply_inventory(&hello.node, session, hello.inventory);
+        self.heed_term(node, hello.highest_term, actions);
+        if self.overtaken.is_some() {
+            return;
+        }
         if self.synced {
             self.reconcile(node, hello.leases);
         } else {
@@ -127,7 +130,7 @@ impl Core {
     ) {
         let Some(lease) = self.leases.leases.get(&id) else { return };
         if let RefusalCause::StaleTerm(term) = cause {
-            self.raise_term(*term, actions);
+            self.heed_term(node, *term, actions);
             return;
         }
         if lease.wanted == LeaseState::Gone {

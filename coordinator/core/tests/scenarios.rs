@@ -61,4 +61,5 @@ scenarios! {
     models,
     best_set,
     late_plans,
+    two_coordinators,
 }

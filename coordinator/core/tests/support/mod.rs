@@ -33,6 +33,8 @@ struct Agent {
     silent: bool,
     /// Refuses so many Reserves.
     refuse: u32,
+    /// Another coordinator's term that it has met.
+    led_by: Option<Term>,
 }
 
 /// The world.
@@ -170,7 +172,7 @@ impl World {
             newest_version: 2,
             node: node.clone(),
             cluster: None,
-            highest_term: Term::default(),
+            highest_term: agent.led_by.unwrap_or_default(),
             inventory,
             leases: agent.leases.values().cloned().collect(),
         };
@@ -349,7 +351,25 @@ impl World {
             return;
         }
         let mut started = None;
+        let asked = match &message {
+            ToAgent::Reserve { term, .. } | ToAgent::Arm { term, .. } => *term,
+            ToAgent::Bound { term, .. } | ToAgent::GangBound { term, .. } => *term,
+            ToAgent::Release { term, .. } => *term,
+            ToAgent::Welcome { .. } | ToAgent::Rejected { .. } => panic!("{message:?}"),
+        };
+        let stale = agent.led_by.filter(|known| known.counter >= asked.counter);
+        if stale.is_none() {
+            agent.led_by = None;
+        }
         let reply = match message {
+            ToAgent::Reserve { term, lease, .. } if stale.is_some() => FromAgent::Refused {
+                term,
+                lease,
+                cause: RefusalCause::StaleTerm(stale.unwrap()),
+                inventory: Box::new(agent.inventory.clone().unwrap()),
+                leases: agent.leases.values().cloned().collect(),
+            },
+            _ if stale.is_some() => return,
             ToAgent::Reserve { term, lease, request, .. } => {
                 if agent.refuse > 0 {
                     agent.refuse -= 1;
@@ -757,6 +777,11 @@ impl World {
         let node = NodeName::from(words.plain[1]);
         match words.plain[2] {
             "silent" => self.agents.get_mut(&node).unwrap().silent = true,
+            "led-by" => {
+                let (counter, incarnation) = words.plain[3].split_once('.').unwrap();
+                let (counter, incarnation) = (counter.parse().unwrap(), incarnation.parse().unwrap());
+                self.agents.get_mut(&node).unwrap().led_by = Some(Term { counter, incarnation });
+            }
             "answers" => self.agents.get_mut(&node).unwrap().silent = false,
             "refuses" => self.agents.get_mut(&node).unwrap().refuse = words.plain[3].parse().unwrap(),
             "gone" => {

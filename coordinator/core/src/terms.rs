@@ -1,0 +1,64 @@
+//! Who leads. Agents obey the highest term they know. A coordinator that hears of a higher one goes above it, or, where
+//! that one came after it, gives way: two that live never raise against each other without end.
+
+use phalanx_common::ids::{LeaseId, Term};
+use phalanx_common::wire::LeaseState;
+
+use crate::action::{Action, Command};
+use crate::cluster::NodeIndex;
+use crate::core::Core;
+
+impl Core {
+    /// The term of the coordinator that took over from this one, where one did: this machine does nothing any more,
+    /// and its process shall end.
+    #[must_use]
+    pub const fn overtaken(&self) -> Option<Term> {
+        self.overtaken
+    }
+
+    pub(crate) fn set_term(&mut self, term: Term) {
+        self.term = term;
+        self.raising_above = None;
+        // Agents forget promises of an older term, and refused what was asked under it: ask again.
+        let ids: Vec<LeaseId> = self.leases.leases.keys().copied().collect();
+        for id in ids {
+            let Some(lease) = self.leases.leases.get_mut(&id) else { continue };
+            lease.sent = None;
+            if !lease.local && lease.wanted != LeaseState::Gone && lease.known == Some(LeaseState::Reserved) {
+                self.lease_known(id, None);
+            }
+            self.leases.touched.insert(id);
+        }
+    }
+
+    /// The highest term that an agent knows, by its own word.
+    ///
+    /// What an agent knew before it ever obeyed us is of an earlier life, perhaps of a store that was set back:
+    /// ours must go above it before anything is asked. One that obeyed us and knows a higher term now has met
+    /// another coordinator since we began: that one lives and leads, and we give way.
+    pub(crate) fn heed_term(&mut self, node: NodeIndex, known: Term, actions: &mut Vec<Action>) {
+        let is_foreign = known.incarnation != self.term.incarnation;
+        if !is_foreign || known.counter < self.term.counter {
+            self.cluster.note_obedience(node);
+            return;
+        }
+        // Of two with one counter the one of the lower incarnation gives way.
+        if self.cluster.node(node).obeyed && known > self.term {
+            self.give_way(node, known, actions);
+        } else if self.raising_above.is_none_or(|asked| asked < known.counter) {
+            self.raising_above = Some(known.counter);
+            self.emit(Command::RaiseTerm { above: known.counter }, actions);
+        }
+    }
+
+    fn give_way(&mut self, node: NodeIndex, to: Term, actions: &mut Vec<Action>) {
+        self.overtaken = Some(to);
+        let message = format!(
+            "another coordinator leads: the agent of node {} obeyed term {} and obeys term {to} now. This one gives \
+             way, asks nothing more of any agent and ends; start it again only if it is the one that shall lead",
+            self.cluster.node(node).name,
+            self.term
+        );
+        self.emit(Command::Warn { message }, actions);
+    }
+}
