@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::GangStatus;
 use crate::amounts::Amounts;
-use crate::phase::Phase;
+use crate::phase::{Phase, PhaseKind};
 use crate::place::PodNeed;
 use crate::reason::Reason;
 
@@ -85,6 +85,9 @@ pub(crate) struct Gangs {
     /// Pods by gang, whether the gang is known yet or not.
     #[serde(with = "crate::pairs")]
     pub(crate) pods_of: BTreeMap<GangName, BTreeSet<PodUid>>,
+    /// Moves of gangs by the two phases: for tests, which must have seen each.
+    #[serde(skip)]
+    pub(crate) moves: BTreeMap<(PhaseKind, PhaseKind), u64>,
 }
 
 /// Pods of a gang by state.

@@ -39,6 +39,9 @@ impl Core {
 
     fn count_move(&mut self, key: GangKey, before: PhaseKind, after: PhaseKind) {
         debug_assert!(before.may_become(after), "{before:?} -> {after:?}");
+        if before != after {
+            *self.gangs.moves.entry((before, after)).or_default() += 1;
+        }
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         if before != after {
             let name = gang.spec.queue.clone();
@@ -47,6 +50,16 @@ impl Core {
             queue.count(after, true);
             self.touched_queues.insert(name);
         }
+    }
+
+    /// How often gangs moved from a phase to another one since the start: what a test has reached.
+    pub fn moves(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+        self.gangs.moves.iter().map(|((from, to), count)| (from.as_str(), to.as_str(), *count))
+    }
+
+    /// All moves that the table of phases allows, in the same words.
+    pub fn legal_moves() -> impl Iterator<Item = (&'static str, &'static str)> {
+        PhaseKind::legal_moves().map(|(from, to)| (from.as_str(), to.as_str()))
     }
 
     /// Charges an admitted gang that has no place yet; zero takes the charge back.

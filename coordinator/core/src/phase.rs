@@ -138,6 +138,25 @@ pub(crate) enum PhaseKind {
 }
 
 impl PhaseKind {
+    /// All phases.
+    pub(crate) const ALL: [Self; 10] = [
+        Self::Queued,
+        Self::Admitted,
+        Self::Reserving,
+        Self::Committing,
+        Self::Arming,
+        Self::Binding,
+        Self::Running,
+        Self::Degraded,
+        Self::Evicting,
+        Self::Finished,
+    ];
+
+    /// All moves that are legal.
+    pub(crate) fn legal_moves() -> impl Iterator<Item = (Self, Self)> {
+        Self::ALL.into_iter().flat_map(|from| from.next().iter().map(move |to| (from, *to)))
+    }
+
     /// Phases that may follow.
     const fn next(self) -> &'static [Self] {
         use PhaseKind::{
@@ -243,12 +262,9 @@ impl Phase {
 mod tests {
     use super::PhaseKind::{self, *};
 
-    const ALL: [PhaseKind; 10] =
-        [Queued, Admitted, Reserving, Committing, Arming, Binding, Running, Degraded, Evicting, Finished];
-
     #[test]
     fn nothing_is_bound_before_the_commit_point() {
-        for from in ALL {
+        for from in PhaseKind::ALL {
             let is_recovery = from == Queued;
             let is_next_step = from == Arming;
             assert_eq!(from.may_become(Binding), is_recovery || is_next_step || from == Binding, "{from:?}");
@@ -257,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_committed_gang_never_goes_back_to_reserving() {
-        for from in ALL.into_iter().filter(|kind| kind.is_durable()) {
+        for from in PhaseKind::ALL.into_iter().filter(|kind| kind.is_durable()) {
             for to in [Reserving, Committing, Arming] {
                 assert!(!from.may_become(to), "{from:?} -> {to:?}");
             }
