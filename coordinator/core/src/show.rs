@@ -15,8 +15,8 @@ use crate::phase::PhaseKind;
 use crate::place::feasible_nodes;
 use crate::reason::Reason;
 use crate::view::{
-    Explanation, GangView, GpuView, NodeView, PodView, PodWithoutGang, QueueView, QuotaView, ReasonView,
-    StateView,
+    Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QueueView, QuotaView,
+    ReasonView, StateView,
 };
 use crate::why::free_amounts;
 
@@ -29,6 +29,21 @@ impl Core {
         let mut nodes: Vec<NodeView> = self.cluster.nodes().map(|(_, node)| self.node_view(node)).collect();
         nodes.sort_by(|left, right| left.name.cmp(&right.name));
         StateView { queues: self.queue_views(), gangs, nodes, pods_without_gang: self.pods_without_gang() }
+    }
+
+    /// All leases, by id, those on their way out included.
+    #[must_use]
+    pub fn lease_views(&self) -> Vec<LeaseView> {
+        let views = self.leases.leases.iter().map(|(id, lease)| LeaseView {
+            lease: *id,
+            node: self.cluster.node(lease.node).name.clone(),
+            pod: lease.request.pod_name.clone(),
+            gang: lease.gang.and_then(|key| self.gangs.gangs.get(&key)).map(|gang| gang.spec.name.clone()),
+            gpus: lease.taken.gpus.clone(),
+            wanted: lease.wanted,
+            known: lease.known,
+        });
+        views.collect()
     }
 
     fn pods_without_gang(&self) -> Vec<PodWithoutGang> {

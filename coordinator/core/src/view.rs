@@ -6,6 +6,7 @@ use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName}
 use phalanx_common::resources::Resources;
 use phalanx_common::topology::{GpuHealth, LinkClass};
 use phalanx_common::units::Time;
+use phalanx_common::wire::LeaseState;
 use serde::{Deserialize, Serialize};
 
 use crate::reason::Reason;
@@ -149,6 +150,25 @@ pub struct GpuView {
     pub health: GpuHealth,
     /// Pod that holds it.
     pub holder: Option<GangName>,
+}
+
+/// A lease as the coordinator sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseView {
+    /// Its id.
+    pub lease: LeaseId,
+    /// Its node.
+    pub node: NodeName,
+    /// Its pod.
+    pub pod: GangName,
+    /// The gang that is charged; `None` for a lease that only its agent knows.
+    pub gang: Option<GangName>,
+    /// Its GPUs.
+    pub gpus: Vec<GpuId>,
+    /// What it shall be.
+    pub wanted: LeaseState,
+    /// What its agent last said; `None` where that does not have it.
+    pub known: Option<LeaseState>,
 }
 
 /// Answer to "why does my gang not run".
