@@ -4,8 +4,8 @@ mod endpoints;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use phalanx_common::ids::{NodeName, Term};
@@ -99,6 +99,7 @@ pub struct Coordinator {
     endpoints: Endpoints,
     stop: watch::Sender<bool>,
     driver: JoinHandle<Recorder>,
+    overtaken: Arc<OnceLock<Term>>,
     writer: JoinHandle<()>,
     agents: AgentServer,
     others: JoinSet<()>,
@@ -212,6 +213,7 @@ impl Coordinator {
             progress,
         });
         let pods = follow(&api, &mut driver, incarnation, &senders, clock, &metrics, &mut others).await?;
+        let overtaken = driver.overtaken();
         let driver = tokio::spawn(run(driver, inputs));
         ready.store(true, Ordering::Release);
         let parts = AgentServerParts {
@@ -233,13 +235,14 @@ impl Coordinator {
             endpoints,
             stop,
             driver,
+            overtaken,
             writer: writer.done,
             agents,
             others,
         })
     }
 
-    /// Waits until the loop ends by itself, which it never should.
+    /// Waits until the loop ends by itself: it crashed, or another coordinator took over.
     pub async fn failed(&mut self) {
         // After the first answer the handle must not be asked again: `stop` would find it used up.
         while !self.driver.is_finished() {
@@ -247,12 +250,13 @@ impl Coordinator {
         }
     }
 
-    /// Ends everything: first those who ask, then the loop, then what it asked for. False where a part crashed.
+    /// Ends everything: first those who ask, then the loop, then what it asked for. False where a part crashed, or
+    /// another coordinator took over.
     pub async fn stop(mut self) -> bool {
         self.endpoints.remove();
         self.agents.stop().await;
         self.stop.send_replace(true);
-        let mut clean = true;
+        let mut clean = self.overtaken.get().is_none();
         match self.driver.await {
             Ok(recorder) => {
                 clean &= tokio::task::spawn_blocking(|| recorder.finish()).await.is_ok();

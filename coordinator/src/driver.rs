@@ -7,7 +7,7 @@
 mod input;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use phalanx_common::ids::{NodeName, Term};
@@ -57,6 +57,7 @@ pub struct Driver {
     narrator: Narrator,
     backlog: VecDeque<Action>,
     actions: Vec<Action>,
+    overtaken: Arc<OnceLock<Term>>,
 }
 
 impl Driver {
@@ -70,6 +71,7 @@ impl Driver {
             narrator: Narrator::default(),
             backlog: VecDeque::new(),
             actions: Vec::new(),
+            overtaken: Arc::default(),
         }
     }
 
@@ -85,7 +87,14 @@ impl Driver {
         self.dispatch(at, actions);
     }
 
-    /// Runs until it is told to stop, or all who could tell it something are gone. Gives the recorder back.
+    /// Where the term of a coordinator that took over will stand; the loop ends then.
+    #[must_use]
+    pub fn overtaken(&self) -> Arc<OnceLock<Term>> {
+        Arc::clone(&self.overtaken)
+    }
+
+    /// Runs until it is told to stop, all who could tell it something are gone, or another coordinator took over.
+    /// Gives the recorder back.
     pub async fn run(mut self, mut inputs: Inputs) -> Recorder {
         loop {
             let deadline = self.parts.core.next_deadline().map(|(time, _)| self.parts.clock.until(time));
@@ -109,6 +118,11 @@ impl Driver {
                 self.pass();
             } else {
                 self.flush();
+            }
+            if let Some(term) = self.parts.core.overtaken() {
+                // What waits for the writer was decided by one that leads no more.
+                let _ = self.overtaken.set(term);
+                return self.parts.recorder;
             }
         }
     }
@@ -172,9 +186,7 @@ impl Driver {
 
     fn apply(&mut self, event: Event) {
         let at = self.parts.clock.now();
-        if !self.parts.recorder.record(|| Record::Event { at, event: event.clone() }) {
-            self.parts.metrics.recording.set(0);
-        }
+        self.parts.recorder.record(|| Record::Event { at, event: event.clone() });
         self.apply_recorded(event, at);
     }
 
@@ -192,7 +204,17 @@ impl Driver {
     fn pass(&mut self) {
         let (at, actions) = self.decide();
         self.parts.recorder.record(|| Record::Cycle { at, actions: actions.clone() });
+        self.keep_recording(at);
         self.dispatch(at, actions);
+    }
+
+    /// Between a pass and the next fact, the machine's state is the whole truth: a part may begin.
+    fn keep_recording(&mut self, at: Time) {
+        let recorder = &mut self.parts.recorder;
+        if recorder.part_is_due() {
+            recorder.begin_part(at, self.parts.core.snapshot());
+        }
+        self.parts.metrics.recording.set(i64::from(recorder.is_recording()));
     }
 
     fn decide(&mut self) -> (Time, Vec<Action>) {
