@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use phalanx_common::ids::{GpuId, LeaseId, NodeName, PodUid};
 use phalanx_common::planted::{self, Bug};
-use phalanx_common::topology::{GpuHealth, Inventory};
+use phalanx_common::topology::Inventory;
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, ToAgent};
 use phalanx_node_core::{Action, Core, Event, Ledger, invariants};
 
+use crate::coverage::{Fault, action_name, from_agent_name, refusal_name};
 use crate::facts::{LeaseFact, RunFact};
-use crate::network::{from_agent, kind, positions};
+use crate::network::{from_agent, positions};
 use crate::workload::Machine;
 use crate::world::{Happening, World};
 
@@ -29,10 +30,22 @@ pub(crate) struct Host {
     pub(crate) life: u64,
     pub(crate) link: Option<u64>,
     name: NodeName,
-    inventory: Inventory,
+    /// What it has now, and what it has when nothing is wrong.
+    pub(crate) inventory: Inventory,
+    pub(crate) whole: Inventory,
     boot: u64,
     boot_at: Time,
+    /// Milliseconds that its clock counts in a second, and by how much it jumped since the boot.
+    rate: u64,
+    pub(crate) jumped_ms: u64,
+    /// Nothing of it runs until then; what is due for it waits.
+    pub(crate) paused_until: Option<Time>,
+    pub(crate) disk_slow_until: Time,
+    pub(crate) disk_stuck_until: Time,
+    /// What survives a crash of the machine.
     disk: Option<Ledger>,
+    /// A newer ledger in the place of the old one of which the machine may still forget everything.
+    unsynced: Option<Ledger>,
     /// Being written, and what waits behind it.
     writing: Option<(u64, Ledger)>,
     waiting: Option<(u64, Ledger)>,
@@ -42,16 +55,23 @@ pub(crate) struct Host {
 
 impl Host {
     /// A machine that was just switched on.
-    pub(crate) fn new(machine: Machine) -> Self {
+    pub(crate) fn new(machine: Machine, rate: u64) -> Self {
         Self {
             core: None,
             life: 0,
             link: None,
             name: machine.name,
+            whole: machine.inventory.clone(),
             inventory: machine.inventory,
             boot: 1,
             boot_at: Time(0),
+            rate,
+            jumped_ms: 0,
+            paused_until: None,
+            disk_slow_until: Time(0),
+            disk_stuck_until: Time(0),
             disk: None,
+            unsynced: None,
             writing: None,
             waiting: None,
             runs: Vec::new(),
@@ -61,7 +81,12 @@ impl Host {
 
     /// CLOCK_BOOTTIME: it begins anew at each boot.
     fn clock(&self, now: Time) -> Time {
-        Time((now - self.boot_at).0)
+        Time((now - self.boot_at).0 * self.rate / 1000 + self.jumped_ms)
+    }
+
+    /// When its clock will show this time.
+    fn when(&self, at: Time) -> Time {
+        Time(self.boot_at.0 + (at - Time(self.jumped_ms)).0 * 1000 / self.rate)
     }
 }
 
@@ -77,6 +102,11 @@ impl World {
         let life = host.life;
         host.link = None;
         host.tick = None;
+        host.paused_until = None;
+        // Opening the ledger makes sure that what is read stays.
+        if let Some(ledger) = host.unsynced.take() {
+            host.disk = Some(ledger);
+        }
         let boot = format!("boot-{}", host.boot);
         let mut actions = Vec::new();
         let clock = host.clock(now);
@@ -91,21 +121,35 @@ impl World {
 
     /// The agent's process ends in the middle of whatever it does, and with it its pods.
     pub(crate) fn crash_agent(&mut self, node: &NodeName) {
-        let reached_disk = self.random.per_mille(500);
+        let reached = self.random.between(0, 3);
+        let is_forgotten = self.random.per_mille(500);
         let reboots = self.random.per_mille(333);
         let away = self.random.between(100, self.rates.away_ms);
         let Some(host) = self.hosts.get_mut(node) else { return };
         if host.core.take().is_none() {
             return;
         }
-        if let Some((_, ledger)) = host.writing.take().filter(|_| reached_disk) {
-            host.disk = Some(ledger);
+        // Not begun, in its place but not synced, or wholly done and not told.
+        match host.writing.take() {
+            Some((_, ledger)) if reached == 0 => host.unsynced = Some(ledger),
+            Some((_, ledger)) if reached == 1 => {
+                host.disk = Some(ledger);
+                host.unsynced = None;
+            }
+            _ => {}
         }
         host.waiting = None;
         host.life += 1;
+        let mut is_lost = false;
         if reboots {
             host.boot += 1;
             host.boot_at = self.now;
+            host.jumped_ms = 0;
+            match host.unsynced.take() {
+                Some(_) if is_forgotten => is_lost = true,
+                Some(ledger) => host.disk = Some(ledger),
+                None => {}
+            }
         }
         let link = host.link.take();
         for run in std::mem::take(&mut host.runs) {
@@ -113,13 +157,16 @@ impl World {
         }
         self.is_changed = true;
         self.log.line(self.now, format_args!("{node} CRASHES{}", if reboots { " and reboots" } else { "" }));
-        self.log.count(if reboots { "agent reboot" } else { "agent crash" });
         if let Some(link) = link {
             self.break_link(link);
         }
-        if reboots {
-            self.heal_gpus(node);
+        if is_lost {
+            self.note(Fault::LedgerWriteForgotten);
         }
+        if self.goes_wrong(self.rates.ledger_torn) {
+            self.tear_ledger(node);
+        }
+        self.note(if reboots { Fault::AgentReboot } else { Fault::AgentCrash });
         self.after(away, Happening::AgentStarts { node: node.clone() });
     }
 
@@ -142,7 +189,7 @@ impl World {
     fn set_tick(&mut self, node: &NodeName) {
         let Some(host) = self.hosts.get_mut(node) else { return };
         let Some((at, _)) = host.core.as_ref().and_then(Core::next_deadline) else { return };
-        let at = Time(host.boot_at.0 + at.0).max(self.now);
+        let at = host.when(at).max(self.now);
         // A tick that is due earlier looks again.
         let at = at.max(Time(self.now.0 + 1));
         if host.tick.is_some_and(|tick| tick <= at && tick > self.now) {
@@ -155,7 +202,7 @@ impl World {
 
     pub(crate) fn tick(&mut self, node: &NodeName, life: u64) {
         let now = self.now;
-        let is_due = |host: &&mut Host| host.life == life && host.tick == Some(now);
+        let is_due = |host: &&mut Host| host.life == life && host.tick.is_some_and(|at| at <= now);
         let Some(host) = self.hosts.get_mut(node).filter(is_due) else { return };
         host.tick = None;
         self.apply_agent(node, Event::Tick);
@@ -171,6 +218,7 @@ impl World {
             if self.hosts.get(node).is_none_or(|host| host.core.is_none()) {
                 return;
             }
+            self.log.count(action_name(&action));
             match action {
                 Action::Send(message) => self.agent_says(node, message),
                 Action::Persist { revision, ledger } => self.persist(node, revision, ledger),
@@ -196,11 +244,9 @@ impl World {
     fn agent_says(&mut self, node: &NodeName, message: FromAgent) {
         let Some(link) = self.hosts.get(node).and_then(|host| host.link) else { return };
         self.log.line(self.now, format_args!("{node} -> {}", from_agent(&message)));
-        self.log.count(kind(&message));
+        self.log.count(from_agent_name(&message));
         if let FromAgent::Refused { cause, .. } = &message {
-            let text = format!("{cause:?}");
-            let name = text.split(['(', ' ']).next().unwrap_or_default();
-            self.log.count(&format!("refusal {name}"));
+            self.log.count(refusal_name(cause));
         }
         self.send_to_coordinator(link, message);
     }
@@ -216,10 +262,7 @@ impl World {
         if host.writing.is_some() {
             host.waiting = Some((revision, ledger));
         } else {
-            host.writing = Some((revision, ledger));
-            let life = host.life;
-            let delay = self.random.between(1, if self.faults { 40 } else { 3 });
-            self.after(delay, Happening::Written { node: node.clone(), life, revision });
+            self.begin_write(node, revision, ledger);
         }
         if planted::is(Bug::AckBeforePersist) {
             self.apply_agent(node, Event::Persisted { revision });
@@ -236,15 +279,22 @@ impl World {
             host.writing = Some((number, ledger));
             return;
         }
-        if reached {
-            host.disk = Some(ledger);
+        // The last step of a write is to make the new name of the file stay: without it the file is read by the next
+        // process, and not after a crash of the machine.
+        match (fails, reached) {
+            (false, _) => {
+                host.disk = Some(ledger);
+                host.unsynced = None;
+            }
+            (true, true) => host.unsynced = Some(ledger),
+            (true, false) => {}
         }
         let next = host.waiting.take();
         if let Some((revision, ledger)) = next {
-            self.persist_next(node, revision, ledger);
+            self.begin_write(node, revision, ledger);
         }
         let event = if fails {
-            self.log.count("ledger not written");
+            self.note(Fault::LedgerNotWritten);
             Event::PersistFailed { revision, message: "no space left".to_owned() }
         } else {
             Event::Persisted { revision }
@@ -252,11 +302,18 @@ impl World {
         self.apply_agent(node, event);
     }
 
-    fn persist_next(&mut self, node: &NodeName, revision: u64, ledger: Ledger) {
-        let delay = self.random.between(1, if self.faults { 40 } else { 3 });
+    fn begin_write(&mut self, node: &NodeName, revision: u64, ledger: Ledger) {
+        let now = self.now;
         let Some(host) = self.hosts.get_mut(node) else { return };
         host.writing = Some((revision, ledger));
         let life = host.life;
+        let delay = if host.disk_stuck_until > now {
+            (host.disk_stuck_until - now).0
+        } else if host.disk_slow_until > now {
+            self.random.between(500, 8_000)
+        } else {
+            self.random.between(1, if self.faults { 40 } else { 3 })
+        };
         self.after(delay, Happening::Written { node: node.clone(), life, revision });
     }
 
@@ -335,28 +392,16 @@ impl World {
         self.apply_agent(node, event);
     }
 
-    /// A GPU falls off the bus.
-    pub(crate) fn lose_gpu(&mut self, node: &NodeName) {
-        let at = self.random.between(0, 7);
+    /// The ledger cannot be read when the agent starts again: its shell keeps it aside and begins without one.
+    fn tear_ledger(&mut self, node: &NodeName) {
         let Some(host) = self.hosts.get_mut(node) else { return };
-        let count = host.inventory.gpus.len().max(1);
-        let Some(gpu) = host.inventory.gpus.get_mut(usize::try_from(at).unwrap_or(0) % count) else { return };
-        gpu.health = GpuHealth::Lost;
-        self.log.line(self.now, format_args!("{node} loses GPU {}", gpu.index));
-        self.log.count("GPU lost");
-        self.read_hardware(node);
+        host.disk = None;
+        host.unsynced = None;
+        self.log.line(self.now, format_args!("the ledger of {node} cannot be read any more"));
+        self.note(Fault::LedgerUnreadable);
     }
 
-    /// All GPUs are back.
-    pub(crate) fn heal_gpus(&mut self, node: &NodeName) {
-        let Some(host) = self.hosts.get_mut(node) else { return };
-        for gpu in &mut host.inventory.gpus {
-            gpu.health = GpuHealth::Healthy;
-        }
-        self.read_hardware(node);
-    }
-
-    fn read_hardware(&mut self, node: &NodeName) {
+    pub(crate) fn read_hardware(&mut self, node: &NodeName) {
         let Some(host) = self.hosts.get(node).filter(|host| host.core.is_some()) else { return };
         let inventory = host.inventory.clone();
         self.apply_agent(node, Event::Inventory(inventory));

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_common::ids::{ActionId, GangName, PodUid, Term};
-use phalanx_coordinator::api::apply::merge;
 use phalanx_coordinator::api::faults::{Call, Fault};
 use phalanx_coordinator::api::{ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
+use phalanx_coordinator::convert::plan::{plan_key, plan_removal, plan_write};
 use phalanx_coordinator::convert::status::{pod_group_status, queue_status};
 use phalanx_coordinator::convert::{self, outcome_of};
 use phalanx_coordinator::metrics::{command_name, outcome_name};
@@ -15,6 +15,7 @@ use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
 
 use crate::coordinator::{Flight, Lane};
+use crate::coverage::api_fault_name;
 use crate::kubelet::short;
 use crate::world::{Happening, World};
 
@@ -37,23 +38,22 @@ enum Landed {
 
 impl World {
     /// Puts an action behind those of the same thing.
-    pub(crate) fn enqueue(&mut self, action: Action) {
+    pub(crate) fn enqueue(&mut self, incarnation: u64, action: Action) {
         let lane = lane_of(&action.command);
-        let Some(process) = &mut self.process else { return };
+        let Some(process) = self.alive(incarnation) else { return };
         let waiting = process.lanes.entry(lane.clone()).or_default();
         waiting.push_back(action);
         if waiting.len() == 1 {
-            self.send_call(&lane);
+            self.send_call(incarnation, &lane);
         }
     }
 
     /// Sends the first action of a lane.
-    fn send_call(&mut self, lane: &Lane) {
-        let Some(process) = &self.process else { return };
+    fn send_call(&mut self, incarnation: u64, lane: &Lane) {
+        let Some(process) = self.processes.get(&incarnation) else { return };
         let Some(action) = process.lanes.get(lane).and_then(|waiting| waiting.front()).cloned() else {
             return;
         };
-        let incarnation = process.incarnation;
         let flight = Flight { incarnation, lane: lane.clone(), action, second: None, conflicts: 0 };
         self.launch(flight);
     }
@@ -70,9 +70,13 @@ impl World {
     pub(crate) fn call_lands(&mut self, number: u64) {
         let Some(mut flight) = self.flights.remove(&number) else { return };
         let is_read = matches!(flight.action.command, Command::ReadPod { .. });
-        let is_alive = self.process.as_ref().is_some_and(|process| process.incarnation == flight.incarnation);
+        let is_alive = self.processes.contains_key(&flight.incarnation);
         let fault = if is_alive {
-            self.api.faults.decide(if is_read { Call::Read } else { Call::Write })
+            let fault = self.api.faults.decide(if is_read { Call::Read } else { Call::Write });
+            if let Some(fault) = &fault {
+                self.log.count(api_fault_name(fault));
+            }
+            fault
         } else {
             self.log
                 .count(&format!("late call of a dead coordinator: {}", command_name(&flight.action.command)));
@@ -119,7 +123,7 @@ impl World {
         let Some(process) = self.alive(incarnation) else { return };
         let is_term = *lane == Lane::Term;
         if is_term && event.is_none() {
-            self.send_call(lane);
+            self.send_call(incarnation, lane);
             return;
         }
         if let Some(waiting) = process.lanes.get_mut(lane) {
@@ -129,12 +133,12 @@ impl World {
             }
         }
         // Before the core hears: what it asks for now stands behind.
-        self.send_call(lane);
+        self.send_call(incarnation, lane);
         if let Some(event) = event {
             if let Event::TermRaised { term } = &event {
                 self.set_term(*term);
             }
-            self.tell_core(event);
+            self.tell_core(incarnation, event);
         }
     }
 
@@ -152,17 +156,18 @@ impl World {
                 Landed::Over(Some(event))
             }
             Command::WritePlan(plan) => {
-                let wanted = match convert::plan_object(&plan) {
-                    Ok(object) => object,
-                    Err(error) => return Landed::Over(Some(done(id, &Err::<(), _>(error)))),
-                };
-                match self.api.store.get(&wanted.key()) {
-                    Ok(stored) => match merge(&stored, &wanted) {
-                        Ok(Some(merged)) => Landed::Second(Box::new(Mutation::Update(Box::new(merged)))),
-                        Ok(None) => Landed::Over(Some(done(id, &Ok(())))),
-                        Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
-                    },
-                    Err(_) => Landed::Second(Box::new(Mutation::Create(Box::new(wanted)))),
+                let stored = self.api.store.get(&plan_key(&plan.gang)).ok();
+                match plan_write(stored.as_deref(), &plan) {
+                    Ok(Some(mutation)) => Landed::Second(Box::new(mutation)),
+                    Ok(None) => Landed::Over(Some(done(id, &Ok(())))),
+                    Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
+                }
+            }
+            Command::DeletePlan { gang, term } => {
+                let stored = self.api.store.get(&plan_key(&gang));
+                match stored.and_then(|stored| plan_removal(&stored, term)) {
+                    Ok(mutation) => Landed::Second(Box::new(mutation)),
+                    Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
                 }
             }
             command => match self.mutation(command) {
@@ -181,7 +186,7 @@ impl World {
         mutation: Mutation,
     ) -> Landed {
         let text = format!("{} {}", mutation.verb(), mutation.target());
-        let is_alive = self.process.as_ref().is_some_and(|process| process.incarnation == flight.incarnation);
+        let is_alive = self.processes.contains_key(&flight.incarnation);
         let answer = self.api.write(fault, mutation, self.now);
         self.writes += 1;
         if let (Command::WritePlan(plan), false, Ok(_)) = (&flight.action.command, is_alive, &answer) {
@@ -199,7 +204,7 @@ impl World {
         }
         let is_overtaken =
             matches!(answer, Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_)));
-        let reads_first = matches!(flight.action.command, Command::WritePlan(_));
+        let reads_first = matches!(flight.action.command, Command::WritePlan(_) | Command::DeletePlan { .. });
         if reads_first && is_overtaken && is_alive && flight.conflicts < MOST_CONFLICTS {
             return Landed::Again;
         }
@@ -210,10 +215,6 @@ impl World {
     fn mutation(&self, command: Command) -> Result<Mutation, ApiError> {
         let any = Preconditions::default();
         Ok(match command {
-            Command::DeletePlan { gang } => Mutation::Delete {
-                key: ObjectKey::new(Kind::GangPlan, &gang.namespace, &gang.name),
-                preconditions: any,
-            },
             Command::Bind { pod, name, resource_version, binding, term } => Mutation::Bind {
                 key: pod_key(&name),
                 preconditions: Preconditions { uid: Some(pod.as_str().to_owned()), resource_version },
@@ -239,6 +240,11 @@ impl World {
     }
 
     fn raise_term(&mut self, incarnation: u64, above: u64, fault: Option<Fault>) -> Landed {
+        // The compare-and-swap of a leader that was replaced fails, and tells it so.
+        if self.processes.get(&incarnation).is_some_and(|process| process.is_deposed) {
+            self.after(0, Happening::LearnsOfLoss { incarnation });
+            return Landed::Over(None);
+        }
         if matches!(fault, None | Some(Fault::TimedOutButDone)) {
             let counter = self.api.raise_term(above);
             self.log.line(self.now, format_args!("api: term {counter}"));
@@ -279,7 +285,7 @@ impl World {
 fn lane_of(command: &Command) -> Lane {
     match command {
         Command::WritePlan(plan) => Lane::Gang(plan.gang.clone()),
-        Command::DeletePlan { gang } | Command::SetGangStatus { gang, .. } => Lane::Gang(gang.clone()),
+        Command::DeletePlan { gang, .. } | Command::SetGangStatus { gang, .. } => Lane::Gang(gang.clone()),
         Command::SetQueueStatus { queue, .. } => Lane::Queue(queue.clone()),
         Command::Bind { pod, .. }
         | Command::FenceWrite { pod, .. }

@@ -7,14 +7,15 @@ use phalanx_common::ids::{ClusterId, GangName, NodeName, PodUid, QueueName, Term
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, LeaseState, ToAgent, VERSION};
 use phalanx_coordinator::agents::PodReport;
-use phalanx_coordinator::api::{Kind, Object};
+use phalanx_coordinator::api::Object;
 use phalanx_coordinator::convert;
-use phalanx_coordinator::metrics::command_name;
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
 use phalanx_core::{Core, invariants};
 
+use crate::coverage::{Fault, command_name, crash_name, move_name, to_agent_name};
 use crate::fake_api::Follower;
+use crate::faults::ProcessClock;
 use crate::kubelet::Kubelet;
 use crate::network::{from_agent, to_agent};
 use crate::world::{Happening, World};
@@ -47,6 +48,11 @@ pub(crate) struct Flight {
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) incarnation: u64,
+    pub(crate) clock: ProcessClock,
+    /// Nothing of it runs until then; what is due for it waits.
+    pub(crate) paused_until: Option<Time>,
+    /// Another one has taken its place; it does not know yet.
+    pub(crate) is_deposed: bool,
     pub(crate) core: Core,
     pub(crate) kubelet: Kubelet,
     /// Actions that wait, by lane; the first of each is on its way.
@@ -57,8 +63,6 @@ pub(crate) struct Process {
     newest: BTreeMap<NodeName, u64>,
     next_session: u64,
     term: Term,
-    /// It asked an agent for a promise: there are lease ids of its term.
-    has_asked: bool,
     pass_at: Option<Time>,
     feed_is_due: bool,
 }
@@ -66,21 +70,34 @@ pub(crate) struct Process {
 impl World {
     /// The coordinator's process, where it is this one.
     pub(crate) fn alive(&mut self, incarnation: u64) -> Option<&mut Process> {
-        self.process.as_mut().filter(|process| process.incarnation == incarnation)
+        self.processes.get_mut(&incarnation)
     }
 
-    /// A new process: raises the term, lists everything, begins.
+    /// The process that was started last.
+    pub(crate) fn newest(&self) -> Option<u64> {
+        self.processes.last_key_value().map(|(incarnation, _)| *incarnation)
+    }
+
+    /// A new process, where none leads.
     pub(crate) fn start_coordinator(&mut self) {
-        if self.process.is_some() {
-            return;
+        if self.processes.values().all(|process| process.is_deposed) {
+            self.lead();
         }
+    }
+
+    /// Raises the term, lists everything, begins.
+    pub(crate) fn lead(&mut self) {
         let incarnation = self.next_number();
         let counter = self.api.raise_term(0);
         let term = Term { counter, incarnation };
         let (follower, objects) = Follower::start(&self.api.store);
         let (kubelet, _) = Kubelet::start(&self.api.store);
-        self.process = Some(Process {
+        let clock = self.draw_clock();
+        let process = Process {
             incarnation,
+            clock,
+            paused_until: None,
+            is_deposed: false,
             core: Core::new(self.settings.clone()),
             kubelet,
             lanes: BTreeMap::new(),
@@ -89,37 +106,49 @@ impl World {
             newest: BTreeMap::new(),
             next_session: 1,
             term,
-            has_asked: false,
             pass_at: None,
             feed_is_due: false,
-        });
+        };
+        self.processes.insert(incarnation, process);
         self.log.line(self.now, format_args!("coordinator starts, term {term}, {} objects", objects.len()));
         self.log.count("coordinator start");
         let stored: Vec<Event> = objects.iter().filter_map(|object| stored_event(object)).collect();
         let events = std::iter::once(Event::Started { term }).chain(stored).chain([Event::Synced]);
         let mut actions = Vec::new();
         for event in events {
-            self.record(event, &mut actions);
+            self.record(incarnation, event, &mut actions);
         }
-        self.plan_pass(self.now.0);
-        self.dispatch(actions);
-        self.plan_look(1);
+        self.plan_pass(incarnation, self.now.0);
+        self.dispatch(incarnation, actions);
+        self.plan_look(incarnation, 1);
     }
 
     /// The process ends in the middle of whatever it does. Calls on their way may still land.
-    pub(crate) fn crash_coordinator(&mut self) {
-        let Some(process) = self.process.take() else { return };
+    pub(crate) fn crash_coordinator(&mut self, incarnation: u64) {
+        let is_deposed = self.processes.get(&incarnation).is_some_and(|process| process.is_deposed);
+        self.end_process(incarnation);
+        if !is_deposed {
+            let away = self.random.between(50, self.rates.away_ms);
+            self.after(away, Happening::CoordinatorStarts);
+        }
+    }
+
+    /// Ends a process; nobody takes its place.
+    pub(crate) fn end_process(&mut self, incarnation: u64) {
+        let Some(process) = self.processes.remove(&incarnation) else { return };
         for gang in process.core.view().gangs {
-            self.log.count(&format!("coordinator crash while a gang is {}", gang.phase));
+            self.log.count(&crash_name(&gang.phase));
         }
         self.log.line(self.now, format_args!("coordinator CRASHES"));
-        self.log.count("coordinator crash");
-        if !process.has_asked
-            && process.term.counter == self.api.term
-            && self.goes_wrong(self.rates.term_lost)
-        {
+        self.note(Fault::CoordinatorCrash);
+        for (from, to, count) in process.core.moves() {
+            self.log.count_more(&move_name(from, to), count);
+        }
+        // The store was set back to an older copy of itself, as far as the term goes.
+        let is_alone = self.processes.is_empty() && process.term.counter == self.api.term;
+        if is_alone && self.goes_wrong(self.rates.term_lost) {
             self.api.term -= 1;
-            self.log.count("the term went back");
+            self.note(Fault::TermForgotten);
         }
         let flights: Vec<u64> = self
             .flights
@@ -145,39 +174,47 @@ impl World {
         for link in links {
             self.break_link(link);
         }
-        let away = self.random.between(50, self.rates.away_ms);
-        self.after(away, Happening::CoordinatorStarts);
+    }
+
+    /// An action was done: here the process may end.
+    pub(crate) fn after_action(&mut self, incarnation: u64) {
+        self.actions_done += 1;
+        let is_chosen = self.faults && self.crash_at_action == Some(self.actions_done);
+        if is_chosen {
+            self.note(Fault::CoordinatorCrashAtAction);
+        }
+        if is_chosen || self.goes_wrong(self.rates.coordinator_crash / 3) {
+            self.crash_coordinator(incarnation);
+        }
     }
 
     /// One fact for the core.
-    pub(crate) fn record(&mut self, event: Event, actions: &mut Vec<Action>) {
-        let now = self.now;
-        let Some(process) = &mut self.process else { return };
-        process.core.apply(event, now, actions);
+    pub(crate) fn record(&mut self, incarnation: u64, event: Event, actions: &mut Vec<Action>) {
+        let Some(process) = self.processes.get_mut(&incarnation) else { return };
+        process.core.apply(event, process.clock.told(self.now), actions);
         if let Err(error) = invariants::check(&process.core) {
             self.fail("coordinator-core", error);
         }
     }
 
     /// A fact that came in, and what the core wants at once.
-    pub(crate) fn tell_core(&mut self, event: Event) {
+    pub(crate) fn tell_core(&mut self, incarnation: u64, event: Event) {
         let mut actions = Vec::new();
-        self.record(event, &mut actions);
+        self.record(incarnation, event, &mut actions);
         // As in the loop: several facts that come close together get one pass.
         let delay = if self.random.per_mille(300) { self.random.between(1, 15) } else { 0 };
-        self.plan_pass(self.now.0 + delay);
-        self.dispatch(actions);
+        self.plan_pass(incarnation, self.now.0 + delay);
+        self.dispatch(incarnation, actions);
     }
 
-    fn plan_pass(&mut self, at: u64) {
+    fn plan_pass(&mut self, incarnation: u64, at: u64) {
         let now = self.now;
         let at = Time(at).max(now);
-        let Some(process) = &mut self.process else { return };
+        let Some(process) = self.alive(incarnation) else { return };
         if process.pass_at.is_some_and(|pass| pass >= now && pass <= at) {
             return;
         }
         process.pass_at = Some(at);
-        let incarnation = process.incarnation;
         self.after((at - now).0, Happening::Pass { incarnation });
     }
 
@@ -185,49 +222,48 @@ impl World {
     pub(crate) fn pass(&mut self, incarnation: u64) {
         let now = self.now;
         // One that was planned before an earlier one is not needed any more.
-        let Some(process) = self.alive(incarnation).filter(|process| process.pass_at == Some(now)) else {
-            return;
-        };
+        let is_due = |process: &&mut Process| process.pass_at.is_some_and(|at| at <= now);
+        let Some(process) = self.processes.get_mut(&incarnation).filter(is_due) else { return };
         process.pass_at = None;
         let mut actions = Vec::new();
-        process.core.cycle(now, &mut actions);
-        let deadline = process.core.next_deadline().map(|(at, _)| at);
+        process.core.cycle(process.clock.told(now), &mut actions);
+        let deadline = process.core.next_deadline().map(|(at, _)| process.clock.until(now, at));
         if let Err(error) = invariants::check(&process.core) {
             self.fail("coordinator-core", error);
             return;
         }
-        self.dispatch(actions);
-        if let Some(at) = deadline {
+        self.dispatch(incarnation, actions);
+        if let Some(wait) = deadline {
             // A deadline that has passed and was not moved by the pass must not stop the time.
-            self.plan_pass(at.0.max(now.0 + 1));
+            self.plan_pass(incarnation, now.0 + wait.max(1));
         }
     }
 
     /// Out with the actions, in order; a crash may come between any two.
-    fn dispatch(&mut self, actions: Vec<Action>) {
+    fn dispatch(&mut self, incarnation: u64, actions: Vec<Action>) {
         for action in actions {
-            if self.goes_wrong(self.rates.coordinator_crash / 3) {
-                self.crash_coordinator();
+            self.after_action(incarnation);
+            let Some(process) = self.processes.get_mut(&incarnation) else { return };
+            let is_deposed = process.is_deposed;
+            self.log.count(command_name(&action.command));
+            if is_deposed {
+                self.note(Fault::OldOneActs);
             }
-            let Some(process) = &mut self.process else { return };
-            let name = command_name(&action.command);
+            let Some(process) = self.processes.get_mut(&incarnation) else { return };
             match action.command {
                 Command::Send { session, message, node } => {
                     let link = process.sessions.get(&session).copied();
-                    process.has_asked |= matches!(*message, ToAgent::Reserve { .. });
                     self.log.line(self.now, format_args!("core: to {node}: {}", to_agent(&message)));
                     if let Some(link) = link {
-                        self.log.count(&format!("command Send {}", to_agent_kind(&message)));
+                        self.log.count(to_agent_name(&message));
                         self.send_to_agent(link, *message);
                     }
                 }
                 Command::Warn { message } => {
-                    self.log.count("core warns");
                     self.log.line(self.now, format_args!("core warns: {message}"));
                 }
                 command => {
-                    self.log.count(&format!("command {name}"));
-                    self.enqueue(Action { id: action.id, command });
+                    self.enqueue(incarnation, Action { id: action.id, command });
                 }
             }
         }
@@ -235,25 +271,29 @@ impl World {
 
     /// Whoever follows the API gets to know, a little later.
     pub(crate) fn wake_readers(&mut self) {
+        let all: Vec<u64> = self.processes.keys().copied().collect();
+        for incarnation in all {
+            self.wake_reader(incarnation);
+        }
+    }
+
+    fn wake_reader(&mut self, incarnation: u64) {
         let mut delay = self.random.between(1, 20);
         if self.goes_wrong(self.rates.late) {
             delay = self.random.between(100, 3_000);
         }
         let look = self.random.between(5, 40);
-        let Some(process) = &mut self.process else { return };
-        let incarnation = process.incarnation;
+        let Some(process) = self.alive(incarnation) else { return };
         let feed = !std::mem::replace(&mut process.feed_is_due, true);
         if feed {
             self.after(delay, Happening::Feed { incarnation });
         }
-        self.plan_look(look);
+        self.plan_look(incarnation, look);
     }
 
     /// Changes of the API become facts.
     pub(crate) fn feed(&mut self, incarnation: u64) {
-        let Some(process) = self.process.as_mut().filter(|process| process.incarnation == incarnation) else {
-            return;
-        };
+        let Some(process) = self.processes.get_mut(&incarnation) else { return };
         process.feed_is_due = false;
         let changes = process.follower.next(&mut self.api);
         if process.follower.is_behind(&self.api.store) {
@@ -263,11 +303,11 @@ impl World {
         let mut actions = Vec::new();
         for change in &changes {
             if let Some(event) = convert::event_of_change(change).event {
-                self.record(event, &mut actions);
+                self.record(incarnation, event, &mut actions);
             }
         }
-        self.plan_pass(self.now.0);
-        self.dispatch(actions);
+        self.plan_pass(incarnation, self.now.0);
+        self.dispatch(incarnation, actions);
     }
 
     /// A message of an agent.
@@ -275,13 +315,11 @@ impl World {
         let Some(link) = self.links.get(&number) else { return };
         let (node, incarnation, session) = (link.node.clone(), link.incarnation, link.session);
         let newest_link = self.hosts.get(&node).and_then(|host| host.link);
-        let Some(process) = self.process.as_mut().filter(|process| process.incarnation == incarnation) else {
-            return;
-        };
+        let Some(process) = self.processes.get_mut(&incarnation) else { return };
         if let FromAgent::Hello(hello) = message {
             // A doubled Hello is no new connection, and the one of a connection that was given up is not read.
             if session.is_none() && newest_link == Some(number) {
-                self.admit(number, hello);
+                self.admit(incarnation, number, hello);
             }
             return;
         }
@@ -303,14 +341,14 @@ impl World {
             _ => None,
         };
         if let Some(report) = report {
-            self.report(report);
+            self.report(incarnation, report);
         }
-        self.tell_core(Event::AgentSaid { node, session, message: Box::new(message) });
+        self.tell_core(incarnation, Event::AgentSaid { node, session, message: Box::new(message) });
     }
 
-    fn admit(&mut self, number: u64, hello: phalanx_common::wire::Hello) {
+    fn admit(&mut self, incarnation: u64, number: u64, hello: phalanx_common::wire::Hello) {
         let node = hello.node.clone();
-        let Some(process) = &mut self.process else { return };
+        let Some(process) = self.alive(incarnation) else { return };
         let session = process.next_session;
         process.next_session += 1;
         process.sessions.insert(session, number);
@@ -327,8 +365,8 @@ impl World {
         let cluster = ClusterId::from(CLUSTER);
         self.send_to_agent(number, ToAgent::Welcome { version: VERSION, cluster, term });
         let leases = hello.leases.iter().map(|report| report.lease).collect();
-        self.report(PodReport::Connected { node, leases });
-        self.tell_core(Event::AgentConnected { session, hello: Box::new(hello) });
+        self.report(incarnation, PodReport::Connected { node, leases });
+        self.tell_core(incarnation, Event::AgentConnected { session, hello: Box::new(hello) });
     }
 
     /// The coordinator's side of a connection has ended.
@@ -344,12 +382,12 @@ impl World {
             process.newest.remove(&node);
         }
         self.log.line(self.now, format_args!("coordinator: session {session} of {node} is gone"));
-        self.tell_core(Event::AgentGone { node, session });
+        self.tell_core(incarnation, Event::AgentGone { node, session });
     }
 
     /// The term was raised: agents are welcomed under the new one.
     pub(crate) fn set_term(&mut self, term: Term) {
-        if let Some(process) = &mut self.process {
+        if let Some(process) = self.alive(term.incarnation) {
             process.term = term;
         }
     }
@@ -358,11 +396,10 @@ impl World {
 /// A call of a process that is dead lands only where nothing had to be read before, or was.
 fn can_land_alone(flight: &Flight) -> bool {
     match flight.action.command {
-        Command::WritePlan(_) => flight.second.is_some(),
+        Command::WritePlan(_) | Command::DeletePlan { .. } => flight.second.is_some(),
         Command::Bind { .. }
         | Command::FenceWrite { .. }
         | Command::Evict { .. }
-        | Command::DeletePlan { .. }
         | Command::RaiseTerm { .. } => true,
         Command::ReadPod { .. }
         | Command::SetGangStatus { .. }
@@ -374,20 +411,5 @@ fn can_land_alone(flight: &Flight) -> bool {
 
 /// The fact that an object was stored.
 fn stored_event(object: &Object) -> Option<Event> {
-    if object.kind == Kind::GangPlan {
-        return convert::plan_of_object(object).ok().map(Event::PlanFound);
-    }
     convert::event_of_object(object).event
-}
-
-const fn to_agent_kind(message: &ToAgent) -> &'static str {
-    match message {
-        ToAgent::Welcome { .. } => "Welcome",
-        ToAgent::Rejected { .. } => "Rejected",
-        ToAgent::Reserve { .. } => "Reserve",
-        ToAgent::Arm { .. } => "Arm",
-        ToAgent::Bound { .. } => "Bound",
-        ToAgent::GangBound { .. } => "GangBound",
-        ToAgent::Release { .. } => "Release",
-    }
 }

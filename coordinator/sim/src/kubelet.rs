@@ -53,35 +53,34 @@ impl Kubelet {
 
 impl World {
     /// A report of an agent waits for the next look.
-    pub(crate) fn report(&mut self, report: PodReport) {
+    pub(crate) fn report(&mut self, incarnation: u64, report: PodReport) {
         let delay = self.random.between(1, 20);
-        let Some(process) = &mut self.process else { return };
+        let Some(process) = self.alive(incarnation) else { return };
         process.kubelet.reports.push_back(report);
-        self.plan_look(delay);
+        self.plan_look(incarnation, delay);
     }
 
     /// Looks in so many milliseconds at the latest.
-    pub(crate) fn plan_look(&mut self, delay_ms: u64) {
+    pub(crate) fn plan_look(&mut self, incarnation: u64, delay_ms: u64) {
         let at = Time(self.now.0 + delay_ms);
-        let Some(process) = &mut self.process else { return };
+        let Some(process) = self.alive(incarnation) else { return };
         if process.kubelet.look_at.is_some_and(|look| look <= at) {
             return;
         }
         process.kubelet.look_at = Some(at);
-        let incarnation = process.incarnation;
         self.after(delay_ms, Happening::Look { incarnation });
     }
 
     /// Takes changes and reports, and does what pods and jobs need.
     pub(crate) fn look(&mut self, incarnation: u64) {
         let now = self.now;
-        let Some(process) = self.process.as_mut().filter(|process| process.incarnation == incarnation) else {
-            return;
-        };
+        let Some(process) = self.processes.get_mut(&incarnation) else { return };
+        let clock = process.clock;
         let kubelet = &mut process.kubelet;
-        if kubelet.look_at != Some(now) {
+        if kubelet.look_at.is_none_or(|at| at > now) {
             return;
         }
+        let now = clock.told(now);
         kubelet.look_at = None;
         for change in kubelet.follower.next(&mut self.api) {
             kubelet.jobs.change(&change);
@@ -104,26 +103,24 @@ impl World {
         let mut writes = wanted.writes;
         writes.extend(kubelet.jobs.writes(now).mutations);
         let is_behind = kubelet.follower.is_behind(&self.api.store);
-        let failed = self.write_all(writes);
+        let failed = self.write_all(incarnation, writes);
         let Some(process) = self.alive(incarnation) else { return };
         if failed {
             process.kubelet.jobs.mark_all();
         }
-        let next = wanted.next.map(|at: Time| (at - now).0.max(1));
+        let next = wanted.next.map(|at: Time| clock.until(self.now, at).max(1));
         let waits = [next, failed.then_some(RETRY_MS), is_behind.then_some(20)];
         if let Some(wait) = waits.into_iter().flatten().min() {
-            self.plan_look(wait);
+            self.plan_look(incarnation, wait);
         }
     }
 
     /// Does the writes; true where one must be tried again. A crash may come between any two.
-    fn write_all(&mut self, writes: Vec<Mutation>) -> bool {
+    fn write_all(&mut self, incarnation: u64, writes: Vec<Mutation>) -> bool {
         let mut failed = false;
         for mutation in writes {
-            if self.goes_wrong(self.rates.coordinator_crash / 3) {
-                self.crash_coordinator();
-            }
-            if self.process.is_none() {
+            self.after_action(incarnation);
+            if !self.processes.contains_key(&incarnation) {
                 return true;
             }
             let fault = self.api.faults.decide(Call::Write);

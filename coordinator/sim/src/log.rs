@@ -52,6 +52,11 @@ impl Log {
         }
     }
 
+    /// Counts something reached more than once.
+    pub fn count_more(&mut self, what: &str, times: u64) {
+        *self.counts.entry(what.to_owned()).or_default() += times;
+    }
+
     /// Hash of all lines so far.
     #[must_use]
     pub const fn hash(&self) -> u64 {

@@ -33,7 +33,7 @@ struct Arguments {
 
 #[cfg(feature = "planted-bugs")]
 fn parse_bug(text: &str) -> Result<Bug, String> {
-    let names = || Bug::ALL.map(Bug::as_str).join(", ");
+    let names = || Bug::ALL.iter().map(|bug| bug.as_str()).collect::<Vec<_>>().join(", ");
     Bug::parse(text).ok_or_else(|| format!("not one of {}", names()))
 }
 

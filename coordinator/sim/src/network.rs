@@ -2,8 +2,9 @@
 
 use phalanx_common::ids::NodeName;
 use phalanx_common::units::Time;
-use phalanx_common::wire::{FromAgent, LeaseState, ToAgent};
+use phalanx_common::wire::{FromAgent, ToAgent};
 
+use crate::coverage::Fault;
 use crate::world::{Happening, World};
 
 /// Usual time of a message, in milliseconds.
@@ -12,6 +13,8 @@ const TRANSIT_MS: (u64, u64) = (1, 5);
 const LATE_MS: (u64, u64) = (50, 4_000);
 /// A connection that lost something ends within this time.
 const DOOMED_MS: u64 = 6_000;
+/// A message that a partition holds back longer than this is lost.
+const LONGEST_HELD_MS: u64 = 10_000;
 /// Time until a side notices that its connection is gone.
 const NOTICE_MS: u64 = 6_000;
 
@@ -33,7 +36,7 @@ pub(crate) struct Link {
 impl World {
     /// An agent tries to connect.
     pub(crate) fn dial(&mut self, node: &NodeName, life: u64) {
-        let Some(incarnation) = self.process.as_ref().map(|process| process.incarnation) else {
+        let Some(incarnation) = self.who_answers(node) else {
             let delay = self.random.between(200, 2_000);
             self.after(delay, Happening::Dial { node: node.clone(), life });
             return;
@@ -65,7 +68,7 @@ impl World {
         }
         link.is_broken = true;
         self.log.line(self.now, format_args!("link {number} breaks"));
-        self.log.count("link breaks");
+        self.note(Fault::LinkBreak);
         let agent = self.random.between(0, NOTICE_MS / 4);
         let coordinator = self.random.between(0, NOTICE_MS);
         self.after(agent, Happening::AgentNotices { link: number });
@@ -94,7 +97,7 @@ impl World {
             return Vec::new();
         }
         if self.goes_wrong(self.rates.loss) {
-            self.log.count("message lost");
+            self.note(Fault::MessageLost);
             let delay = self.random.between(0, DOOMED_MS);
             let incarnation = self.links.get(&number).map(|link| link.incarnation);
             if incarnation.is_some() {
@@ -102,6 +105,17 @@ impl World {
                 self.after(delay + 1, Happening::CoordinatorNotices { link: number });
             }
             return Vec::new();
+        }
+        let node = self.links.get(&number).map(|link| link.node.clone());
+        let cut = node.and_then(|node| self.cut_of(&node, side));
+        if let Some(until) = cut {
+            // What waits too long is never delivered: the connection ends before.
+            let wait = (until - self.now).0;
+            if wait > LONGEST_HELD_MS {
+                return Vec::new();
+            }
+            self.note(Fault::MessageHeldBack);
+            return vec![wait + self.random.between(1, 50)];
         }
         let mut transit = self.random.between(TRANSIT_MS.0, TRANSIT_MS.1);
         if !self.faults {
@@ -111,11 +125,11 @@ impl World {
             return vec![at.0 - self.now.0];
         }
         if self.goes_wrong(self.rates.late) {
-            self.log.count("message late");
+            self.note(Fault::MessageLate);
             transit = self.random.between(LATE_MS.0, LATE_MS.1);
         }
         if self.goes_wrong(self.rates.duplicate) {
-            self.log.count("message doubled");
+            self.note(Fault::MessageDoubled);
             let again = self.random.between(LATE_MS.0, LATE_MS.1);
             return vec![transit, again];
         }
@@ -187,23 +201,6 @@ pub(crate) fn from_agent(message: &FromAgent) -> String {
         FromAgent::PodEnded { pod, succeeded } => format!("PodEnded {pod} {succeeded}"),
         FromAgent::PodStopped { pod } => format!("PodStopped {pod}"),
         FromAgent::HealthChanged { gpus } => format!("HealthChanged {}", gpus.len()),
-    }
-}
-
-/// What of a message is counted.
-pub(crate) fn kind(message: &FromAgent) -> &'static str {
-    match message {
-        FromAgent::Hello(_) => "said Hello",
-        FromAgent::Inventory(_) => "said Inventory",
-        FromAgent::Heartbeat => "said Heartbeat",
-        FromAgent::Reserved { .. } => "said Reserved",
-        FromAgent::Refused { .. } => "said Refused",
-        FromAgent::LeaseIs { state: LeaseState::Gone, .. } => "said LeaseIs Gone",
-        FromAgent::LeaseIs { .. } => "said LeaseIs",
-        FromAgent::PodStarted { .. } => "said PodStarted",
-        FromAgent::PodEnded { .. } => "said PodEnded",
-        FromAgent::PodStopped { .. } => "said PodStopped",
-        FromAgent::HealthChanged { .. } => "said HealthChanged",
     }
 }
 

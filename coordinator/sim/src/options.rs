@@ -31,8 +31,32 @@ pub struct Rates {
     pub away_ms: u64,
     /// The raise of the term is lost with a coordinator that crashes before it asked agents for anything.
     pub term_lost: u32,
-    /// A GPU falls off the bus, per event; it comes back with a reboot or when the faults stop.
+    /// A GPU falls off the bus, per event, and comes back a while later.
     pub gpu_lost: u32,
+    /// A GPU is not even listed for a while, per event.
+    pub gpu_missing: u32,
+    /// Somebody else uses a GPU for a while, per event.
+    pub foreign_process: u32,
+    /// A ledger cannot be read after a crash of its agent.
+    pub ledger_torn: u32,
+    /// A disk is slow for a while, per event.
+    pub disk_slow: u32,
+    /// A disk does not answer for a while, per event.
+    pub disk_stuck: u32,
+    /// Nodes are cut off, one way or both, per event.
+    pub partition: u32,
+    /// A machine with an agent stands still for a while, per event.
+    pub agent_pause: u32,
+    /// The leader stands still for a while, per event.
+    pub coordinator_pause: u32,
+    /// Of these pauses, those in which another one takes the lead.
+    pub take_over: u32,
+    /// A machine's clock jumps forward, per event.
+    pub clock_jump: u32,
+    /// Clocks may go wrong by so many milliseconds in a second.
+    pub clock_drift: u32,
+    /// A coordinator's clock may be set wrong by so much.
+    pub clock_skew_ms: u64,
     /// Faults of the API.
     pub api: FaultRates,
 }
@@ -56,6 +80,7 @@ impl Rates {
             storage_failed: draw(20),
             watch_gap: draw(60),
         };
+        let ledger_torn = draw(600) / 2;
         Self {
             loss: draw(60),
             duplicate: draw(120),
@@ -69,6 +94,20 @@ impl Rates {
             away_ms: u64::from(draw(30_000)).max(500),
             gpu_lost: draw(6),
             term_lost: draw(500),
+            gpu_missing: draw(3),
+            foreign_process: draw(4),
+            ledger_torn,
+            disk_slow: draw(4),
+            disk_stuck: draw(3),
+            partition: draw(6),
+            agent_pause: draw(6),
+            coordinator_pause: draw(6),
+            // A leader that was replaced and an agent that has forgotten the newest term are two faults at once: nothing
+            // is left then that could tell the two leaders apart.
+            take_over: if ledger_torn == 0 { draw(800) } else { 0 },
+            clock_jump: draw(4),
+            clock_drift: draw(50),
+            clock_skew_ms: u64::from(draw(10_000)),
             api,
         }
     }
@@ -86,6 +125,8 @@ pub struct Options {
     pub bug: Option<Bug>,
     /// Rates; `None` = drawn from the seed.
     pub rates: Option<Rates>,
+    /// The coordinator crashes after so many actions, over all its lives.
+    pub crash_at_action: Option<u64>,
 }
 
 impl Options {
@@ -98,6 +139,7 @@ impl Options {
             #[cfg(feature = "planted-bugs")]
             bug: None,
             rates: None,
+            crash_at_action: None,
         }
     }
 

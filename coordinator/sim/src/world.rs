@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_common::ids::{NodeName, PodUid};
+use phalanx_common::ids::{GpuId, NodeName, PodUid};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, ToAgent};
 use phalanx_coordinator::api::faults::FaultPlan;
@@ -17,6 +17,7 @@ use crate::checkers::{Checkers, End};
 use crate::coordinator::{Flight, Lane, Process};
 use crate::facts::Facts;
 use crate::fake_api::FakeApi;
+use crate::faults::Cut;
 use crate::log::Log;
 use crate::network::Link;
 use crate::options::{Options, Rates};
@@ -73,6 +74,12 @@ pub(crate) enum Happening {
     AgentNotices { link: u64 },
     /// The coordinator notices that a connection is gone.
     CoordinatorNotices { link: u64 },
+    /// Another coordinator takes the place of one that is silent.
+    TakeOver { incarnation: u64 },
+    /// A coordinator that was replaced notices it.
+    LearnsOfLoss { incarnation: u64 },
+    /// A GPU is as it was.
+    GpuBack { node: NodeName, gpu: GpuId },
     /// From now on nothing goes wrong.
     FaultsStop,
     /// The users take back what they left incomplete.
@@ -118,7 +125,11 @@ pub(crate) struct World {
     pub(crate) log: Log,
     pub(crate) facts: Facts,
     pub(crate) api: FakeApi,
-    pub(crate) process: Option<Process>,
+    /// The coordinator's processes, by incarnation: the last one leads, others do not know yet that they do not.
+    pub(crate) processes: BTreeMap<u64, Process>,
+    /// Actions and writes done by coordinators so far, and after which of them one crashes.
+    pub(crate) actions_done: u64,
+    pub(crate) crash_at_action: Option<u64>,
     pub(crate) hosts: BTreeMap<NodeName, Host>,
     pub(crate) links: BTreeMap<u64, Link>,
     pub(crate) flights: BTreeMap<u64, Flight>,
@@ -139,7 +150,9 @@ pub(crate) struct World {
     /// When users last took something back.
     tidied_at: Time,
     work_ms: u64,
-    faults_stop: Time,
+    pub(crate) faults_stop: Time,
+    /// Nodes that cannot be reached, or cannot reach anybody.
+    pub(crate) cuts: BTreeMap<NodeName, Cut>,
 }
 
 /// Runs a seed to its end.
@@ -166,6 +179,8 @@ impl World {
         let rates = options.rates.unwrap_or(drawn);
         let faults_stop = Time(random.between(40, 90) * 1000);
         let workload = Workload::drawn(&mut random, faults_stop.0);
+        let chosen = options.rates.is_none() && random.per_mille(120);
+        let crash_at_action = if chosen { Some(random.between(1, 400)) } else { options.crash_at_action };
         let binding_deadline_ms = random.pick(&[12, 30, 120]).copied().unwrap_or(120);
         let settings = Settings {
             binding_deadline_ms: Millis::from_seconds(binding_deadline_ms),
@@ -180,7 +195,9 @@ impl World {
             random,
             log: Log::new(options.trace),
             facts: Facts::default(),
-            process: None,
+            processes: BTreeMap::new(),
+            actions_done: 0,
+            crash_at_action,
             hosts: BTreeMap::new(),
             links: BTreeMap::new(),
             flights: BTreeMap::new(),
@@ -197,13 +214,15 @@ impl World {
             tidied_at: Time(0),
             work_ms: workload.work_ms,
             faults_stop,
+            cuts: BTreeMap::new(),
         };
         for object in workload.first {
             world.user(Step::Create(Box::new(object)));
         }
         for machine in workload.machines {
             let name = machine.name.clone();
-            world.hosts.insert(name.clone(), Host::new(machine));
+            let rate = world.draw_rate();
+            world.hosts.insert(name.clone(), Host::new(machine, rate));
             let delay = world.random.between(0, 2000);
             world.after(delay, Happening::AgentStarts { node: name });
         }
@@ -247,6 +266,10 @@ impl World {
             let Some(((at, _), happening)) = self.due.pop_first() else { break };
             self.now = at;
             steps += 1;
+            if let Some(until) = self.paused_until(&happening) {
+                self.after((until - at).0, happening);
+                continue;
+            }
             self.step(happening);
             self.check();
             if steps > MOST_STEPS {
@@ -304,40 +327,14 @@ impl World {
             Happening::ToCoordinator { link, message } => self.reach_coordinator(link, *message),
             Happening::AgentNotices { link } => self.agent_notices(link),
             Happening::CoordinatorNotices { link } => self.coordinator_notices(link),
+            Happening::TakeOver { incarnation } => self.take_over(incarnation),
+            Happening::LearnsOfLoss { incarnation } => self.learn_of_loss(incarnation),
+            Happening::GpuBack { node, gpu } => self.gpu_back(&node, gpu),
             Happening::FaultsStop => self.stop_faults(),
             Happening::Tidy => self.tidy(),
             Happening::Moment => {}
         }
         self.disturb();
-    }
-
-    /// Crashes and breaks that come from nowhere.
-    fn disturb(&mut self) {
-        let rates = self.rates;
-        if self.goes_wrong(rates.coordinator_crash) {
-            self.crash_coordinator();
-        }
-        if self.goes_wrong(rates.agent_crash)
-            && let Some(node) = self.some_node()
-        {
-            self.crash_agent(&node);
-        }
-        if self.goes_wrong(rates.link_break)
-            && let Some(node) = self.some_node()
-            && let Some(link) = self.hosts.get(&node).and_then(|host| host.link)
-        {
-            self.break_link(link);
-        }
-        if self.goes_wrong(rates.gpu_lost)
-            && let Some(node) = self.some_node()
-        {
-            self.lose_gpu(&node);
-        }
-    }
-
-    fn some_node(&mut self) -> Option<NodeName> {
-        let names: Vec<NodeName> = self.hosts.keys().cloned().collect();
-        self.random.pick(&names).cloned()
     }
 
     /// Nothing goes wrong any more. Connections of the bad time end, as streams do that lost something.
@@ -349,10 +346,7 @@ impl World {
         for link in links {
             self.break_link(link);
         }
-        let nodes: Vec<NodeName> = self.hosts.keys().cloned().collect();
-        for node in nodes {
-            self.heal_gpus(&node);
-        }
+        self.end_faults();
         let first = LAST_DELETIONS_MS;
         for (at, step) in std::mem::take(&mut self.last).into_iter().enumerate() {
             self.after(first + at as u64, Happening::User(step));
@@ -427,7 +421,7 @@ impl World {
     }
 
     fn check_end(&mut self, late_writes: u64) {
-        let Some(process) = &self.process else {
+        let Some((_, process)) = self.processes.last_key_value() else {
             self.fail("liveness", "the coordinator did not come back".to_owned());
             return;
         };

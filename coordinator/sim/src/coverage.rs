@@ -1,0 +1,296 @@
+//! What all runs together must have reached: a fault, a message, a command or a move of a gang that no seed ever
+//! sees is not tested, whatever the checkers say.
+
+use std::collections::BTreeMap;
+
+use phalanx_common::wire::{FromAgent, LeaseState, RefusalCause, ToAgent};
+use phalanx_coordinator::api::faults;
+use phalanx_core::Core;
+use phalanx_core::action::Command;
+use phalanx_node_core::Action;
+
+/// From so many seeds on everything must have been reached.
+pub const ENOUGH_SEEDS: u64 = 200;
+
+/// A fault of the simulated world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// An agent's process ends, and with it its pods.
+    AgentCrash,
+    /// A machine reboots.
+    AgentReboot,
+    /// A machine with an agent stands still.
+    AgentPaused,
+    /// An agent's clock is too fast or too slow.
+    AgentClockWrong,
+    /// A machine's clock jumps forward.
+    ClockJump,
+    /// A coordinator's process ends.
+    CoordinatorCrash,
+    /// It ends after an action that was chosen before.
+    CoordinatorCrashAtAction,
+    /// A leader stands still.
+    CoordinatorPaused,
+    /// Its clock was set wrong, or is too fast or too slow.
+    CoordinatorClockWrong,
+    /// Another coordinator leads, and the old one does not know.
+    TwoCoordinators,
+    /// The old one does something all the same.
+    OldOneActs,
+    /// An agent connects to the old one.
+    DialsTheOldOne,
+    /// A raise of the term is forgotten.
+    TermForgotten,
+    /// A ledger cannot be written.
+    LedgerNotWritten,
+    /// A ledger that was written and not acknowledged is gone after a reboot.
+    LedgerWriteForgotten,
+    /// A ledger cannot be read.
+    LedgerUnreadable,
+    /// Writes take seconds.
+    DiskSlow,
+    /// Writes do not return.
+    DiskStuck,
+    /// A GPU fell off the bus.
+    GpuLost,
+    /// A GPU is not even listed.
+    GpuMissing,
+    /// Somebody else uses a GPU.
+    ForeignProcess,
+    /// A GPU is as it was.
+    GpuBack,
+    /// A connection breaks.
+    LinkBreak,
+    /// A message is lost.
+    MessageLost,
+    /// A message is late.
+    MessageLate,
+    /// A message comes twice.
+    MessageDoubled,
+    /// Messages of one direction do not get through.
+    PartitionOneWay,
+    /// Messages of both directions do not get through.
+    PartitionBothWays,
+    /// More than one node is cut off.
+    PartitionOfSeveral,
+    /// A message waits for the end of a partition.
+    MessageHeldBack,
+}
+
+/// Names of the variants of an enum, each with its own: a variant without one does not compile, and every name is
+/// one that must be reached.
+macro_rules! names {
+    ($(#[$doc:meta])* $function:ident, $all:ident, $type:ty, $($pattern:pat => $name:literal,)+) => {
+        $(#[$doc])*
+        #[must_use]
+        pub const fn $function(value: &$type) -> &'static str {
+            match value {
+                $($pattern => $name,)+
+            }
+        }
+
+        const $all: &[&str] = &[$($name),+];
+    };
+}
+
+names! {
+    /// Name of a fault.
+    fault_name, FAULTS, Fault,
+    Fault::AgentCrash => "fault: agent crash",
+    Fault::AgentReboot => "fault: agent reboot",
+    Fault::AgentPaused => "fault: agent paused",
+    Fault::AgentClockWrong => "fault: agent's clock is fast or slow",
+    Fault::ClockJump => "fault: clock jumps",
+    Fault::CoordinatorCrash => "fault: coordinator crash",
+    Fault::CoordinatorCrashAtAction => "fault: coordinator crash at a chosen action",
+    Fault::CoordinatorPaused => "fault: coordinator paused",
+    Fault::CoordinatorClockWrong => "fault: coordinator's clock is wrong",
+    Fault::TwoCoordinators => "fault: two coordinators",
+    Fault::OldOneActs => "fault: the old coordinator acts",
+    Fault::DialsTheOldOne => "fault: an agent dials the old coordinator",
+    Fault::TermForgotten => "fault: the term went back",
+    Fault::LedgerNotWritten => "fault: ledger not written",
+    Fault::LedgerWriteForgotten => "fault: ledger write forgotten by a reboot",
+    Fault::LedgerUnreadable => "fault: ledger unreadable",
+    Fault::DiskSlow => "fault: disk slow",
+    Fault::DiskStuck => "fault: disk stuck",
+    Fault::GpuLost => "fault: GPU lost",
+    Fault::GpuMissing => "fault: GPU not listed",
+    Fault::ForeignProcess => "fault: foreign process on a GPU",
+    Fault::GpuBack => "fault: GPU back",
+    Fault::LinkBreak => "fault: link breaks",
+    Fault::MessageLost => "fault: message lost",
+    Fault::MessageLate => "fault: message late",
+    Fault::MessageDoubled => "fault: message doubled",
+    Fault::PartitionOneWay => "fault: partition one way",
+    Fault::PartitionBothWays => "fault: partition both ways",
+    Fault::PartitionOfSeveral => "fault: partition of several nodes",
+    Fault::MessageHeldBack => "fault: message held back by a partition",
+}
+
+names! {
+    /// Name of a fault of the API.
+    api_fault_name, API_FAULTS, faults::Fault,
+    faults::Fault::Conflict => "fault: API says conflict",
+    faults::Fault::Refused => "fault: API refuses",
+    faults::Fault::TimedOutNotDone => "fault: API does not answer, not done",
+    faults::Fault::TimedOutButDone => "fault: API does not answer, and it was done",
+    faults::Fault::StorageFailed => "fault: API's storage fails",
+    faults::Fault::WatchGap => "fault: gap in the watch",
+}
+
+names! {
+    /// Name of a command of the coordinator's core.
+    command_name, COMMANDS, Command,
+    Command::Send { .. } => "command Send",
+    Command::RaiseTerm { .. } => "command RaiseTerm",
+    Command::WritePlan(_) => "command WritePlan",
+    Command::DeletePlan { .. } => "command DeletePlan",
+    Command::Bind { .. } => "command Bind",
+    Command::FenceWrite { .. } => "command FenceWrite",
+    Command::ReadPod { .. } => "command ReadPod",
+    Command::Evict { .. } => "command Evict",
+    Command::SetGangStatus { .. } => "command SetGangStatus",
+    Command::SetQueueStatus { .. } => "command SetQueueStatus",
+    Command::Warn { .. } => "command Warn",
+}
+
+names! {
+    /// Name of an action of the agent's core.
+    action_name, ACTIONS, Action,
+    Action::Send(_) => "agent action Send",
+    Action::Persist { .. } => "agent action Persist",
+    Action::SetAside { .. } => "agent action SetAside",
+    Action::StartPod { .. } => "agent action StartPod",
+    Action::StopPod { .. } => "agent action StopPod",
+    Action::Warn(_) => "agent action Warn",
+}
+
+names! {
+    /// Name of a message to an agent.
+    to_agent_name, TO_AGENT, ToAgent,
+    ToAgent::Welcome { .. } => "to agent: Welcome",
+    ToAgent::Rejected { .. } => "to agent: Rejected",
+    ToAgent::Reserve { .. } => "to agent: Reserve",
+    ToAgent::Arm { .. } => "to agent: Arm",
+    ToAgent::Bound { .. } => "to agent: Bound",
+    ToAgent::GangBound { .. } => "to agent: GangBound",
+    ToAgent::Release { .. } => "to agent: Release",
+}
+
+names! {
+    /// Name of a message of an agent.
+    from_agent_name, FROM_AGENT, FromAgent,
+    FromAgent::Hello(_) => "from agent: Hello",
+    FromAgent::Inventory(_) => "from agent: Inventory",
+    FromAgent::Heartbeat => "from agent: Heartbeat",
+    FromAgent::Reserved { .. } => "from agent: Reserved",
+    FromAgent::Refused { .. } => "from agent: Refused",
+    FromAgent::LeaseIs { state: LeaseState::Reserved, .. } => "from agent: LeaseIs Reserved",
+    FromAgent::LeaseIs { state: LeaseState::Armed, .. } => "from agent: LeaseIs Armed",
+    FromAgent::LeaseIs { state: LeaseState::Bound, .. } => "from agent: LeaseIs Bound",
+    FromAgent::LeaseIs { state: LeaseState::Started, .. } => "from agent: LeaseIs Started",
+    FromAgent::LeaseIs { state: LeaseState::Releasing, .. } => "from agent: LeaseIs Releasing",
+    FromAgent::LeaseIs { state: LeaseState::Gone, .. } => "from agent: LeaseIs Gone",
+    FromAgent::PodStarted { .. } => "from agent: PodStarted",
+    FromAgent::PodEnded { .. } => "from agent: PodEnded",
+    FromAgent::PodStopped { .. } => "from agent: PodStopped",
+    FromAgent::HealthChanged { .. } => "from agent: HealthChanged",
+}
+
+names! {
+    /// Name of a cause of a refusal.
+    refusal_name, REFUSALS, RefusalCause,
+    RefusalCause::StaleTerm(_) => "refusal StaleTerm",
+    RefusalCause::Released => "refusal Released",
+    RefusalCause::UnknownLease => "refusal UnknownLease",
+    RefusalCause::UnknownGpu(_) => "refusal UnknownGpu",
+    RefusalCause::Unhealthy(_, _) => "refusal Unhealthy",
+    RefusalCause::Held(_, _) => "refusal Held",
+    RefusalCause::PodHasLease(_) => "refusal PodHasLease",
+    RefusalCause::Short(_, _, _) => "refusal Short",
+    RefusalCause::Malformed(_) => "refusal Malformed",
+    RefusalCause::Disk(_) => "refusal Disk",
+}
+
+/// Outcomes and late calls whose handling is easily wrong.
+const CALLS: &[&str] = &[
+    "late call of a dead coordinator: Bind",
+    "late call of a dead coordinator: DeletePlan",
+    "late call of a dead coordinator: Evict",
+    "late call of a dead coordinator: FenceWrite",
+    "late call of a dead coordinator: WritePlan",
+    "outcome Bind Conflict",
+    "outcome Bind NotFound",
+    "outcome Bind Refused",
+    "outcome Bind Unknown",
+    "outcome DeletePlan Unknown",
+    "outcome Evict Unknown",
+    "outcome FenceWrite Unknown",
+    "outcome WritePlan Refused",
+    "outcome WritePlan Unknown",
+];
+
+/// What users do.
+const USERS: &[&str] = &[
+    "user adds a pod to a gang",
+    "user changes a node",
+    "user changes minMember",
+    "user changes the ceiling of a queue",
+    "user changes the size of a job",
+    "user closes a queue",
+    "user creates",
+    "user deletes a node",
+    "user deletes a pod",
+    "user deletes a pod group",
+    "user deletes a queue",
+    "user deletes a job",
+];
+
+/// What no seed can reach, and why.
+const UNREACHABLE: &[(&str, &str)] = &[
+    ("agent action SetAside", "an agent that changes its cluster: there is one cluster here"),
+    ("to agent: Rejected", "said by the shell to an agent of another cluster or version: there is none here"),
+    ("from agent: Heartbeat", "said and heard by the shells; no machine knows of it"),
+    ("from agent: LeaseIs Reserved", "a promise is answered by Reserved"),
+    ("refusal UnknownLease", "kept for the wire's sake; a lease that is not known is told as gone"),
+    ("refusal Malformed", "only a coordinator that is broken asks for what does not add up"),
+];
+
+/// Everything that must be reached, by the key under which it is counted.
+#[must_use]
+pub fn wanted() -> Vec<String> {
+    let lists = [FAULTS, API_FAULTS, COMMANDS, ACTIONS, TO_AGENT, FROM_AGENT, REFUSALS, CALLS, USERS];
+    let mut wanted: Vec<String> = lists.iter().flat_map(|list| list.iter().map(|name| (*name).to_owned())).collect();
+    wanted.extend(Core::legal_moves().map(|(from, to)| move_name(from, to)));
+    let phases = Core::legal_moves().map(|(from, _)| crash_name(from));
+    wanted.extend(phases);
+    wanted.sort();
+    wanted.dedup();
+    wanted.retain(|name| !UNREACHABLE.iter().any(|(unreachable, _)| unreachable == name));
+    wanted
+}
+
+/// What must be reached and was not.
+#[must_use]
+pub fn missing(counts: &BTreeMap<String, u64>) -> Vec<String> {
+    wanted().into_iter().filter(|name| !counts.contains_key(name)).collect()
+}
+
+/// What was called unreachable and was reached: the list is wrong.
+#[must_use]
+pub fn reached_all_the_same(counts: &BTreeMap<String, u64>) -> Vec<&'static str> {
+    UNREACHABLE.iter().map(|(name, _)| *name).filter(|name| counts.contains_key(*name)).collect()
+}
+
+/// Key of a move of a gang.
+#[must_use]
+pub fn move_name(from: &str, to: &str) -> String {
+    format!("move {from} -> {to}")
+}
+
+/// Key of a crash while a gang is in a phase.
+#[must_use]
+pub fn crash_name(phase: &str) -> String {
+    format!("coordinator crash while a gang is {phase}")
+}
