@@ -158,7 +158,9 @@ fn a_file_in_use_or_damaged_is_told_with_the_way_out() {
     std::fs::write(&foreign, "apiVersion: v1\n").unwrap();
     let text = EmbeddedApi::open(&foreign).unwrap_err().to_string();
     assert!(
-        text.contains("foreign.redb: damaged: it does not begin as a redb file; move the file away"),
+        text.contains(
+            "foreign.redb: damaged: it does not begin as a redb file; put a backup of the state directory"
+        ),
         "{text}"
     );
 
@@ -166,9 +168,10 @@ fn a_file_in_use_or_damaged_is_told_with_the_way_out() {
     let text = EmbeddedApi::open(&foreign).unwrap_err().to_string();
     assert!(text.contains("damaged: it is cut off"), "{text}");
 
-    // An empty file is what a crash right after its creation leaves.
+    // A new store appears whole, so that an empty file is none.
     std::fs::write(&foreign, "").unwrap();
-    assert!(EmbeddedApi::open(&foreign).is_ok());
+    let text = EmbeddedApi::open(&foreign).unwrap_err().to_string();
+    assert!(text.contains("damaged: it is empty"), "{text}");
 
     let nowhere = folder.path().join("no/such/folder/objects.redb");
     let error = EmbeddedApi::open(&nowhere).unwrap_err();

@@ -1,64 +1,29 @@
 //! The API without a cluster: the object store beside one redb file. A write is in the file before it
 //! is visible and before it is answered.
+//!
+//! What is in memory is what was confirmed. After a write that failed the file may hold it or not; before the next
+//! one the file is opened anew, checked, and made equal to memory. So a disk that is well again needs no restart.
 
-use std::path::{Path, PathBuf};
+mod loading;
+mod medium;
+mod rows;
+
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use phalanx_common::describe::describe;
 use phalanx_common::ids::ClusterId;
 use phalanx_common::units::Time;
-use redb::{
-    Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, WriteTransaction,
-};
-use thiserror::Error;
+use redb::Database;
 use tokio::sync::watch;
 
+use self::loading::{cause, contradiction, found, load, quietly};
+pub use self::medium::{Confirmed, DiskFile, Fill, Medium, OpenError, builder};
+use self::rows::{Numbers, Row, Stored};
 use super::store::{DEFAULT_LOG_LENGTH, Store};
-use super::{Api, ApiError, Change, ChangeBody, Kind, Mutation, Object, ObjectKey};
-
-const OBJECTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
-const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
-const FORMAT: &str = "1";
-
-/// Why the store's file could not be opened. Every text says the way out.
-#[derive(Debug, Error)]
-pub enum OpenError {
-    /// Another process has it.
-    #[error("{file}: in use by another coordinator; stop that one, or give this one its own --state-dir")]
-    InUse {
-        /// The file.
-        file: PathBuf,
-    },
-    /// It cannot be read as a store.
-    #[error(
-        "{file}: damaged: {cause}; move the file away and start again: objects are applied anew from their manifests, and the agents report what still runs"
-    )]
-    Damaged {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong.
-        cause: String,
-    },
-    /// Another version of Phalanx wrote it.
-    #[error(
-        "{file}: written in format {found:?}, and this version reads format 1; use the version that wrote it, or move the file away"
-    )]
-    OtherFormat {
-        /// The file.
-        file: PathBuf,
-        /// The format found.
-        found: String,
-    },
-    /// The file system refused.
-    #[error("{file}: {cause}; check that the directory exists, is writable and has space")]
-    FileSystem {
-        /// The file.
-        file: PathBuf,
-        /// The system's answer.
-        cause: String,
-    },
-}
+use super::{Api, ApiError, Change, Kind, Mutation, Object, ObjectKey};
 
 /// Source of UIDs.
 pub type UidSource = Box<dyn FnMut() -> String + Send>;
@@ -87,7 +52,13 @@ struct Shared {
 }
 
 struct Writer {
-    database: Database,
+    medium: Box<dyn Medium>,
+    /// `None` after a failure, until the file is opened anew.
+    database: Option<Database>,
+    /// As confirmed last.
+    numbers: Numbers,
+    /// Until then a disk that failed is left alone, and why it failed.
+    rest: Option<(Instant, String)>,
     new_uid: UidSource,
     clock: Clock,
 }
@@ -115,23 +86,36 @@ impl EmbeddedApi {
     ///
     /// # Errors
     /// In use, damaged, of another format, or the file system refused.
-    pub fn open_with(file: &Path, mut new_uid: UidSource, clock: Clock) -> Result<Self, OpenError> {
-        // redb checks its file as it reads; a page that contradicts another one may end in a panic.
-        let opened = std::panic::catch_unwind(|| {
-            let database = open_database(file)?;
-            let stored = read_all(&database, file)?;
-            Ok((database, stored))
-        });
-        let (database, stored) =
-            opened.unwrap_or_else(|_| Err(damaged(file, "its pages contradict each other")))?;
-        let cluster = match stored.cluster {
-            Some(cluster) => cluster,
-            None => found_cluster(&database, file, new_uid())?,
+    pub fn open_with(file: &Path, new_uid: UidSource, clock: Clock) -> Result<Self, OpenError> {
+        Self::open_on(Box::new(DiskFile::take(file)?), new_uid, clock)
+    }
+
+    /// Opens or makes the store on a medium.
+    ///
+    /// # Errors
+    /// As `open_with`.
+    pub fn open_on(
+        mut medium: Box<dyn Medium>,
+        mut new_uid: UidSource,
+        clock: Clock,
+    ) -> Result<Self, OpenError> {
+        let (database, stored) = match load(medium.as_mut())? {
+            Some(loaded) => loaded,
+            None => found(medium.as_mut(), &new_uid())?,
         };
-        let store = Store::restore(stored.objects, stored.revision, DEFAULT_LOG_LENGTH);
+        let Stored { objects, numbers, cluster } = stored;
+        let confirmed = medium.confirmed().filter(|confirmed| confirmed.cluster == cluster);
+        if let Some(confirmed) = confirmed.map(|confirmed| confirmed.sequence)
+            && confirmed > numbers.sequence
+        {
+            let (file, witness) = (medium.file().to_owned(), medium.witness());
+            return Err(OpenError::Behind { file, witness, found: numbers.sequence, confirmed });
+        }
+        let store = Store::restore(objects, numbers.revision, DEFAULT_LOG_LENGTH);
         let newest = watch::Sender::new(store.revision());
+        let writer = Writer { medium, database: Some(database), numbers, rest: None, new_uid, clock };
         let shared = Shared {
-            writer: Mutex::new(Writer { database, new_uid, clock }),
+            writer: Mutex::new(writer),
             store: RwLock::new(store),
             newest,
             cluster: ClusterId::from(cluster),
@@ -167,7 +151,7 @@ impl Shared {
         let uid = (writer.new_uid)();
         let prepared =
             self.store.read().unwrap_or_else(PoisonError::into_inner).prepare(mutation, now, &uid)?;
-        self.apply(&writer, &prepared.changes)?;
+        self.apply(&mut writer, &prepared.changes)?;
         Ok(prepared.object)
     }
 
@@ -187,59 +171,141 @@ impl Shared {
                 Ok(prepared.object)
             }));
         }
-        self.apply(&writer, &changes)?;
+        self.apply(&mut writer, &changes)?;
         Ok(answers)
     }
 
     /// To the file, then to the store.
-    fn apply(&self, writer: &Writer, changes: &[Change]) -> Result<(), ApiError> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        writer.persist(changes).map_err(|error| storage_error("write objects", &error))?;
+    fn apply(&self, writer: &mut Writer, changes: &[Change]) -> Result<(), ApiError> {
+        let Some(last) = changes.last() else { return Ok(()) };
+        let numbers = Numbers { revision: last.resource_version, ..writer.numbers };
+        self.persist(writer, numbers, changes)?;
         let mut store = self.store.write().unwrap_or_else(PoisonError::into_inner);
         store.commit(changes)?;
         self.newest.send_replace(store.revision());
         Ok(())
     }
+
+    fn raise_term(&self, above: u64) -> Result<u64, ApiError> {
+        let mut writer = self.lock_writer();
+        // One that failed may be in the file all the same: that must be known before a number is chosen.
+        let database = self.usable(&mut writer)?;
+        writer.database = Some(database);
+        let term = writer.numbers.term.max(above).saturating_add(1);
+        let numbers = Numbers { term, ..writer.numbers };
+        self.persist(&mut writer, numbers, &[])?;
+        Ok(term)
+    }
+
+    /// One durable transaction. Where it fails the file counts as unknown.
+    fn persist(&self, writer: &mut Writer, numbers: Numbers, changes: &[Change]) -> Result<(), ApiError> {
+        let database = self.usable(writer)?;
+        let sequence = writer.numbers.sequence + 1;
+        let numbers = Numbers { term: numbers.term.max(writer.numbers.term), sequence, ..numbers };
+        let written = quietly(|| rows::write(&database, numbers, changes.iter().map(Row::from)));
+        match written.unwrap_or_else(|| Err(contradiction())) {
+            Ok(()) => {
+                writer.database = Some(database);
+                self.confirm(writer, numbers);
+                Ok(())
+            }
+            Err(error) => {
+                quietly(|| drop(database));
+                writer.numbers.sequence = sequence;
+                Err(writer.failed(&cause(&error)))
+            }
+        }
+    }
+
+    fn confirm(&self, writer: &mut Writer, numbers: Numbers) {
+        writer.numbers = numbers;
+        let cluster = self.cluster.as_str().to_owned();
+        writer.medium.confirm(&Confirmed { cluster, sequence: numbers.sequence });
+    }
+
+    /// Takes the open file, which is opened anew where the last write failed or the file was moved away.
+    fn usable(&self, writer: &mut Writer) -> Result<Database, ApiError> {
+        match writer.database.take() {
+            Some(database) if writer.medium.is_in_place() => return Ok(database),
+            Some(_) => tracing::warn!(
+                file = %writer.medium.file().display(),
+                "the file was moved away or replaced while it was in use; it is written anew"
+            ),
+            None => {}
+        }
+        let now = Instant::now();
+        if let Some((_, cause)) = writer.rest.as_ref().filter(|(until, _)| now < *until) {
+            return Err(writer.failed(cause));
+        }
+        match self.reopen(writer) {
+            Ok(database) => {
+                writer.rest = None;
+                tracing::info!(file = %writer.medium.file().display(), "the file can be written again");
+                Ok(database)
+            }
+            Err(cause) => {
+                let error = writer.failed(&cause);
+                writer.rest = Some((now + writer.medium.rest(), cause));
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens the file and makes it equal to memory. One that is damaged, gone or another one by now is replaced.
+    fn reopen(&self, writer: &mut Writer) -> Result<Database, String> {
+        let (objects, revision) = self.store.read().unwrap_or_else(PoisonError::into_inner).list(None);
+        writer.medium.renew().map_err(|error| describe(&error))?;
+        let mut numbers = Numbers { revision, sequence: writer.numbers.sequence + 1, ..writer.numbers };
+        let (database, stored) = match load(writer.medium.as_mut()) {
+            Ok(Some((database, stored))) if stored.cluster == self.cluster.as_str() => (database, stored),
+            Ok(_) | Err(OpenError::Damaged { .. } | OpenError::OtherFormat { .. }) => {
+                return self.replace(writer, numbers, &objects);
+            }
+            Err(OpenError::FileSystem { cause, .. }) => return Err(cause),
+            Err(error) => return Err(error.to_string()),
+        };
+        numbers.term = numbers.term.max(stored.numbers.term);
+        numbers.sequence = numbers.sequence.max(stored.numbers.sequence + 1);
+        let mut found: BTreeMap<ObjectKey, Object> =
+            stored.objects.into_iter().map(|object| (object.key(), object)).collect();
+        let mut put = Vec::new();
+        for object in &objects {
+            if found.remove(&object.key()).as_ref() != Some(&**object) {
+                put.push(Row::Put(object));
+            }
+        }
+        let rows = put.into_iter().chain(found.keys().map(Row::Remove));
+        let written = quietly(|| rows::write(&database, numbers, rows));
+        written.unwrap_or_else(|| Err(contradiction())).map_err(|error| cause(&error))?;
+        self.confirm(writer, numbers);
+        Ok(database)
+    }
+
+    /// A new file with all that was confirmed.
+    fn replace(
+        &self,
+        writer: &mut Writer,
+        numbers: Numbers,
+        objects: &[Arc<Object>],
+    ) -> Result<Database, String> {
+        let medium = writer.medium.as_mut();
+        medium
+            .replace(&mut |database| rows::found(database, self.cluster.as_str(), numbers, objects))
+            .map_err(|error| cause(&error))?;
+        let loaded = load(medium).map_err(|error| error.to_string())?;
+        let (database, _) = loaded.ok_or_else(|| "the new file is gone".to_owned())?;
+        self.confirm(writer, numbers);
+        Ok(database)
+    }
 }
 
 impl Writer {
-    fn persist(&self, changes: &[Change]) -> Result<(), redb::Error> {
-        let transaction = self.database.begin_write()?;
-        {
-            let mut objects = transaction.open_table(OBJECTS)?;
-            let mut newest = 0;
-            for change in changes {
-                newest = change.resource_version;
-                match &change.body {
-                    ChangeBody::Applied(object) => {
-                        let bytes = serde_json::to_vec(&**object)
-                            .map_err(|error| redb::Error::Io(std::io::Error::other(error)))?;
-                        objects.insert(row_key(&object.key()).as_str(), bytes.as_slice())?;
-                    }
-                    ChangeBody::Deleted { key, .. } => {
-                        objects.remove(row_key(key).as_str())?;
-                    }
-                }
-            }
-            write_meta(&transaction, "revision", &newest.to_string())?;
-        }
-        transaction.commit()?;
-        Ok(())
-    }
-
-    fn raise_term(&self, above: u64) -> Result<u64, redb::Error> {
-        let transaction = self.database.begin_write()?;
-        let stored = {
-            let meta = transaction.open_table(META)?;
-            let text = meta.get("term")?.map(|value| value.value().to_owned());
-            text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0)
-        };
-        let term = stored.max(above).saturating_add(1);
-        write_meta(&transaction, "term", &term.to_string())?;
-        transaction.commit()?;
-        Ok(term)
+    fn failed(&self, cause: &str) -> ApiError {
+        ApiError::Storage(format!(
+            "{}: cannot be written: {cause}; nothing changes until it can: free space or mend the disk of the state \
+             directory and try again, no restart is needed",
+            self.medium.file().display()
+        ))
     }
 }
 
@@ -282,139 +348,6 @@ impl Api for EmbeddedApi {
     }
 
     async fn raise_term(&self, above: u64) -> Result<u64, ApiError> {
-        self.blocking(move |shared| {
-            shared.lock_writer().raise_term(above).map_err(|error| storage_error("raise the term", &error))
-        })
-        .await
+        self.blocking(move |shared| shared.raise_term(above)).await
     }
-}
-
-/// What the file holds.
-struct Stored {
-    objects: Vec<Object>,
-    revision: u64,
-    cluster: Option<String>,
-}
-
-fn open_database(file: &Path) -> Result<Database, OpenError> {
-    check_magic(file)?;
-    Database::create(file).map_err(|error| match error {
-        DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
-            OpenError::InUse { file: file.to_owned() }
-        }
-        DatabaseError::Storage(StorageError::Io(error)) if !is_damage(&error) => {
-            OpenError::FileSystem { file: file.to_owned(), cause: error.to_string() }
-        }
-        other => damaged(file, other),
-    })
-}
-
-fn check_magic(file: &Path) -> Result<(), OpenError> {
-    use std::io::Read as _;
-    let refused =
-        |error: std::io::Error| OpenError::FileSystem { file: file.to_owned(), cause: error.to_string() };
-    let mut magic = [0_u8; 4];
-    match std::fs::File::open(file) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(refused(error)),
-        Ok(mut opened) => {
-            // An empty file is what a crash right after its creation leaves.
-            if opened.metadata().map_err(refused)?.len() == 0 {
-                return Ok(());
-            }
-            match opened.read_exact(&mut magic) {
-                Ok(()) if magic == *b"redb" => Ok(()),
-                Ok(()) => Err(damaged(file, "it does not begin as a redb file")),
-                Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-                    Err(damaged(file, "it is cut off"))
-                }
-                Err(error) => Err(refused(error)),
-            }
-        }
-    }
-}
-
-fn is_damage(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
-}
-
-fn damaged(file: &Path, cause: impl ToString) -> OpenError {
-    OpenError::Damaged { file: file.to_owned(), cause: cause.to_string() }
-}
-
-fn read_all(database: &Database, file: &Path) -> Result<Stored, OpenError> {
-    let failed = |error: redb::Error| damaged(file, error);
-    let meta = read_meta(database).map_err(failed)?;
-    let value = |name: &str| meta.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-    if let Some(found) = value("format")
-        && found != FORMAT
-    {
-        return Err(OpenError::OtherFormat { file: file.to_owned(), found });
-    }
-    let revision = match value("revision") {
-        None => 0,
-        Some(text) => text.parse().map_err(|_| damaged(file, format!("its revision is {text:?}")))?,
-    };
-    let mut objects = Vec::new();
-    for (key, bytes) in read_objects(database).map_err(failed)? {
-        let object: Object = serde_json::from_slice(&bytes)
-            .map_err(|error| damaged(file, format!("the object {key:?} cannot be read: {error}")))?;
-        objects.push(object);
-    }
-    Ok(Stored { objects, revision, cluster: value("cluster") })
-}
-
-fn read_meta(database: &Database) -> Result<Vec<(String, String)>, redb::Error> {
-    let transaction = database.begin_read()?;
-    let table = match transaction.open_table(META) {
-        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-        other => other?,
-    };
-    let mut entries = Vec::new();
-    for entry in table.iter()? {
-        let (key, value) = entry?;
-        entries.push((key.value().to_owned(), value.value().to_owned()));
-    }
-    Ok(entries)
-}
-
-fn read_objects(database: &Database) -> Result<Vec<(String, Vec<u8>)>, redb::Error> {
-    let transaction = database.begin_read()?;
-    let table = match transaction.open_table(OBJECTS) {
-        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-        other => other?,
-    };
-    let mut entries = Vec::new();
-    for entry in table.iter()? {
-        let (key, value) = entry?;
-        entries.push((key.value().to_owned(), value.value().to_vec()));
-    }
-    Ok(entries)
-}
-
-fn found_cluster(database: &Database, file: &Path, cluster: String) -> Result<String, OpenError> {
-    let write = || -> Result<(), redb::Error> {
-        let transaction = database.begin_write()?;
-        write_meta(&transaction, "format", FORMAT)?;
-        write_meta(&transaction, "cluster", &cluster)?;
-        transaction.commit()?;
-        Ok(())
-    };
-    write().map_err(|error| OpenError::FileSystem { file: file.to_owned(), cause: error.to_string() })?;
-    Ok(cluster)
-}
-
-fn write_meta(transaction: &WriteTransaction, name: &str, value: &str) -> Result<(), redb::Error> {
-    transaction.open_table(META)?.insert(name, value)?;
-    Ok(())
-}
-
-/// Names hold no slash, so the key is unique.
-fn row_key(key: &ObjectKey) -> String {
-    format!("{}/{}/{}", key.kind, key.namespace, key.name)
-}
-
-fn storage_error(what: &str, error: &redb::Error) -> ApiError {
-    let cause = describe(error);
-    ApiError::Storage(format!("could not {what}: {cause}; check the disk of the state directory"))
 }
