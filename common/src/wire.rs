@@ -173,6 +173,32 @@ pub enum RefusalCause {
     Disk(Arc<str>),
 }
 
+/// Name under which an agent refuses for want of room in its list of leases, which must fit into one message.
+pub const LEASE_BYTES: &str = "phalanx.dev/lease-bytes";
+
+impl fmt::Display for RefusalCause {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StaleTerm(term) => write!(formatter, "it obeys term {term}"),
+            Self::Released => write!(formatter, "the lease was released or has expired"),
+            Self::UnknownLease => write!(formatter, "it knows no such lease"),
+            Self::UnknownGpu(gpu) => write!(formatter, "unknown UUID {gpu}: the node has no such GPU"),
+            Self::Unhealthy(gpu, GpuHealth::Failed(text)) => write!(formatter, "{gpu} has failed: {text}"),
+            Self::Unhealthy(gpu, _) => write!(formatter, "{gpu} is lost"),
+            Self::Held(gpu, lease) => write!(formatter, "{gpu} is held by lease {lease}"),
+            Self::PodHasLease(lease) => write!(formatter, "the pod has lease {lease} there already"),
+            Self::Short(name, free, asked) if &**name == LEASE_BYTES => {
+                write!(formatter, "its list of leases is full: {free} bytes are free, the pod takes {asked}")
+            }
+            Self::Short(name, free, asked) => {
+                write!(formatter, "short of {name}: {free} free, {asked} asked")
+            }
+            Self::Malformed(text) => formatter.write_str(text),
+            Self::Disk(text) => write!(formatter, "its ledger cannot be written: {text}"),
+        }
+    }
+}
+
 /// What an agent tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromAgent {

@@ -9,7 +9,7 @@ use phalanx_common::planted::{self, Bug};
 use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, Resources};
 use phalanx_common::topology::Inventory;
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{Exactness, LeaseReport, LeaseRequest, LeaseState, RefusalCause};
+use phalanx_common::wire::{Exactness, LEASE_BYTES, LeaseReport, LeaseRequest, LeaseState, RefusalCause};
 
 use crate::inventory::health;
 use crate::ledger::{DurableLease, DurableState};
@@ -17,8 +17,6 @@ use crate::ledger::{DurableLease, DurableState};
 /// Most bytes that all leases of a node may take in a message: Hello and Refused carry them all, and
 /// must fit into one frame.
 pub const MAX_LEASE_BYTES: usize = 512 << 10;
-/// Name under which that limit is reported.
-pub const LEASE_BYTES: &str = "phalanx.dev/lease-bytes";
 
 /// How far a lease is. `Ending` leases hold their GPUs until the disk has forgotten them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use phalanx_common::ids::{GpuId, LeaseId, NodeName};
 use phalanx_common::topology::{GpuHealth, Inventory, ProbeState};
 use phalanx_common::units::Time;
+use phalanx_common::wire::RefusalCause;
 use serde::{Deserialize, Serialize};
 
 use crate::amounts::{Amounts, ResourceTable};
@@ -48,8 +49,8 @@ pub(crate) struct Node {
     pub(crate) free_mask: u64,
     /// Refusals since the last success.
     pub(crate) refusals: u32,
-    /// Closed until then, and why.
-    pub(crate) quarantine: Option<(Time, Arc<str>)>,
+    /// Closed for a while, and why.
+    pub(crate) quarantine: Option<Quarantine>,
     /// Its agent has obeyed this coordinator: it knew no higher term.
     pub(crate) obeyed: bool,
     /// Where the node stands in the index.
@@ -92,7 +93,7 @@ impl Node {
             None if self.spec.is_none() => return Some(Closed::AgentAway),
             None => {}
         }
-        self.quarantine.as_ref().map(|(_, why)| Closed::Quarantined(why.clone()))
+        self.quarantine.as_ref().map(|quarantine| Closed::Quarantined(quarantine.why.clone()))
     }
 
     /// What it has is not known: neither object nor agent was heard of yet.
@@ -111,6 +112,25 @@ impl Node {
             bits(mask).filter_map(|at| agent.inventory.gpus.get(at)).map(|gpu| gpu.id).collect()
         })
     }
+}
+
+/// What ends a quarantine before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum EarlyEnd {
+    /// An answer: the agent was silent.
+    Answer,
+    /// The end of a lease there: the agent's list is full.
+    Release,
+    /// Nothing: what it refuses it would refuse again.
+    No,
+}
+
+/// A node takes no new pods.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Quarantine {
+    pub(crate) until: Time,
+    pub(crate) why: Arc<str>,
+    pub(crate) ends_early: EarlyEnd,
 }
 
 /// Nodes of one class by free mask, grouped by the number of free GPUs.
@@ -317,25 +337,45 @@ impl Cluster {
     }
 
     /// A refusal; closes the node when the budget is used up, and says so.
-    pub(crate) fn count_refusal(&mut self, index: NodeIndex, budget: u32, until: Time) -> bool {
+    pub(crate) fn count_refusal(
+        &mut self,
+        index: NodeIndex,
+        budget: u32,
+        cause: &RefusalCause,
+        until: Time,
+    ) -> bool {
         let node = &mut self.nodes[index.0 as usize];
         node.refusals += 1;
         if node.refusals < budget {
             return false;
         }
-        let why = format!("it refused {} reservations in a row", node.refusals);
-        self.close_until(index, &why, until);
+        let why = format!("it refused {} reservations in a row, the last one: {cause}", node.refusals);
+        self.close_until(index, &why, until, EarlyEnd::No);
         true
     }
 
     /// Takes no new pods until then.
-    pub(crate) fn close_until(&mut self, index: NodeIndex, why: &str, until: Time) {
-        self.nodes[index.0 as usize].quarantine = Some((until, Arc::from(why)));
+    pub(crate) fn close_until(&mut self, index: NodeIndex, why: &str, until: Time, ends_early: EarlyEnd) {
+        self.nodes[index.0 as usize].quarantine = Some(Quarantine { until, why: Arc::from(why), ends_early });
         self.refresh(index, false);
     }
 
-    /// A success, or the end of the quarantine.
-    pub(crate) fn clear_refusals(&mut self, index: NodeIndex) {
+    /// A promise: the count of refusals in a row begins anew, and the agent is silent no more.
+    pub(crate) fn note_promise(&mut self, index: NodeIndex) {
+        self.nodes[index.0 as usize].refusals = 0;
+        self.end_early(index, EarlyEnd::Answer);
+    }
+
+    /// Opens the node where this is what it waits for.
+    pub(crate) fn end_early(&mut self, index: NodeIndex, by: EarlyEnd) {
+        let node = &self.nodes[index.0 as usize];
+        if node.quarantine.as_ref().is_some_and(|quarantine| quarantine.ends_early == by) {
+            self.end_quarantine(index);
+        }
+    }
+
+    /// Opens the node again.
+    pub(crate) fn end_quarantine(&mut self, index: NodeIndex) {
         let node = &mut self.nodes[index.0 as usize];
         node.refusals = 0;
         if node.quarantine.take().is_some() {

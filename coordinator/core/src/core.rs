@@ -256,8 +256,9 @@ impl Core {
                     self.touched.insert(gang);
                 }
                 Timer::Quarantine(node) => {
-                    if self.cluster.node(node).quarantine.as_ref().is_some_and(|(until, _)| *until <= now) {
-                        self.cluster.clear_refusals(node);
+                    let quarantine = self.cluster.node(node).quarantine.as_ref();
+                    if quarantine.is_some_and(|quarantine| quarantine.until <= now) {
+                        self.cluster.end_quarantine(node);
                     }
                 }
                 Timer::QueueStatus(queue) => {

@@ -135,6 +135,8 @@ impl Core {
             charge: Amounts::default(),
             leases: 0,
             failures: (Time(0), 0),
+            drops_in_row: 0,
+            refused: None,
             not_before: Time(0),
             written: None,
         };

@@ -39,6 +39,10 @@ pub(crate) struct Gang {
     pub(crate) leases: u32,
     /// Placements that failed after they were begun, since when.
     pub(crate) failures: (Time, u32),
+    /// Rounds that were dropped since the last one that was committed.
+    pub(crate) drops_in_row: u32,
+    /// What an agent refused last, and which; `None` once a round was committed.
+    pub(crate) refused: Option<Arc<str>>,
     /// Not to be tried before.
     pub(crate) not_before: Time,
     /// The status written last.

@@ -32,13 +32,34 @@ pub(crate) struct Lease {
     pub(crate) wanted: LeaseState,
     /// What the agent last said; `None` = it does not have it.
     pub(crate) known: Option<LeaseState>,
-    /// When the last message about it was sent, and to which end.
-    pub(crate) sent: Option<(Time, LeaseState)>,
+    /// The message about it that is not answered yet.
+    pub(crate) sent: Option<Sent>,
+    /// Refusals in a row: what is refused again and again is asked for less and less often.
+    pub(crate) refused: u32,
 }
+
+/// An unanswered message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sent {
+    /// When it was sent first.
+    pub(crate) first: Time,
+    /// When it was sent last.
+    pub(crate) last: Time,
+    /// The state it asks for.
+    pub(crate) state: LeaseState,
+}
+
+/// Most doublings of the time between two messages.
+const MOST_DOUBLINGS: u32 = 6;
 
 impl Lease {
     pub(crate) fn pod(&self) -> &PodUid {
         &self.request.pod
+    }
+
+    /// Time between two messages that ask for the same.
+    pub(crate) fn resend_after(&self, resend: Millis) -> Millis {
+        Millis(resend.0 << self.refused.min(MOST_DOUBLINGS))
     }
 
     /// The state the next message asks for; `None` where nothing is to be said.

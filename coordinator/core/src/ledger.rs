@@ -9,9 +9,9 @@ use phalanx_common::units::Time;
 use phalanx_common::wire::LeaseState;
 
 use crate::action::{Action, Command};
-use crate::cluster::NodeIndex;
+use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::{Core, Timer};
-use crate::lease::Lease;
+use crate::lease::{Lease, Sent};
 use crate::phase::Step;
 
 impl Core {
@@ -100,6 +100,9 @@ impl Core {
         }
         let Some(lease) = self.leases.remove(id) else { return };
         self.cluster.give_back(lease.node, &lease.taken);
+        if lease.known.is_some() {
+            self.cluster.end_early(lease.node, EarlyEnd::Release);
+        }
         if !lease.taken.gpus.is_empty() {
             // Two leases may claim one GPU; the one that is left is its holder now.
             self.attach_leases(lease.node);
@@ -129,6 +132,7 @@ impl Core {
         if lease.known != state {
             lease.known = state;
             lease.sent = None;
+            lease.refused = 0;
         }
         self.leases.touched.insert(id);
         let Some(key) = lease.gang else { return };
@@ -171,7 +175,6 @@ impl Core {
     }
 
     fn drive_lease(&mut self, id: LeaseId, now: Time, actions: &mut Vec<Action>) {
-        let resend_at = now + self.settings.resend_ms;
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
         if lease.local {
             if lease.wanted == LeaseState::Gone {
@@ -188,17 +191,18 @@ impl Core {
         let Some(state) = lease.next_state() else { return };
         let node = self.cluster.node(lease.node);
         let Some(session) = node.agent.as_ref().and_then(|agent| agent.session) else { return };
-        if let Some((at, sent)) = lease.sent
-            && sent == state
-            && now < at + self.settings.resend_ms
-        {
-            // Sent, and the answer is not due yet; the timer set then will come back here.
+        let delay = lease.resend_after(self.settings.resend_ms);
+        let before = lease.sent.filter(|sent| sent.state == state);
+        if let Some(sent) = before.filter(|sent| now < sent.last + delay) {
+            // Sent, and the answer is not due yet.
+            self.timers.insert((sent.last + delay, Timer::Resend(id)));
             return;
         }
-        lease.sent = Some((now, state));
+        let first = before.map_or(now, |sent| sent.first);
+        lease.sent = Some(Sent { first, last: now, state });
         let message = Box::new(lease.message(state, self.term, self.settings.reservation_ms));
         let node = node.name.clone();
-        self.timers.insert((resend_at, Timer::Resend(id)));
+        self.timers.insert((now + delay, Timer::Resend(id)));
         self.emit(Command::Send { node, session, message }, actions);
     }
 }

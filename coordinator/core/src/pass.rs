@@ -141,10 +141,9 @@ impl Core {
         if gang.not_before > now {
             let at = gang.not_before;
             self.timers.insert((at, Timer::Gang(key)));
-            return Err((
-                Reason::InProgress { step: Arc::from("a short wait after a refused placement") },
-                false,
-            ));
+            let cause = gang.refused.as_deref().map(|cause| format!(": {cause}")).unwrap_or_default();
+            let step = Arc::from(format!("a short wait after a refused placement{cause}"));
+            return Err((Reason::InProgress { step }, false));
         }
         let shape = self.shape(key);
         let shape_key = shape_key(&shape, required);

@@ -138,6 +138,7 @@ impl Core {
             wanted,
             known: None,
             sent: None,
+            refused: 0,
         });
     }
 
@@ -230,6 +231,7 @@ impl Core {
             wanted: LeaseState::Gone,
             known: Some(report.state),
             sent: None,
+            refused: 0,
         });
     }
 }

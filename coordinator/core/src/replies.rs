@@ -6,10 +6,10 @@ use phalanx_common::gang::{PodBinding, PodSpec};
 use phalanx_common::ids::{ActionId, LeaseId, NodeName, PodUid};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{FromAgent, Hello, LeaseReport, LeaseState, RefusalCause};
+use phalanx_common::wire::{FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseState, RefusalCause};
 
 use crate::action::{Action, Command};
-use crate::cluster::NodeIndex;
+use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::{Core, Pending, Timer};
 use crate::event::Outcome;
 use crate::gang::GangKey;
@@ -18,6 +18,12 @@ use crate::phase::{BindState, Phase, Step};
 /// A Binding that the API refused for good is tried again this many resend times later: it must not
 /// win every cycle.
 const REFUSED_BINDING_FACTOR: u64 = 10;
+/// Nodes that may refuse a member of one round; then the gang waits and is planned anew.
+const MOST_NODES_TRIED: usize = 16;
+/// As many where the request itself is refused: they will all say the same, unless one is mistaken.
+const MOST_NODES_ASKED_ALIKE: usize = 3;
+/// Most doublings of the wait after a refused placement.
+const MOST_DOUBLINGS: u32 = 4;
 
 impl Core {
     pub(crate) fn agent_connected(&mut self, session: u64, hello: Hello, actions: &mut Vec<Action>) {
@@ -78,7 +84,7 @@ impl Core {
             }
             FromAgent::HealthChanged { gpus } => self.cluster.apply_health(node, &gpus),
             FromAgent::Reserved { lease, .. } => {
-                self.cluster.clear_refusals(node);
+                self.cluster.note_promise(node);
                 self.confirmed(lease);
             }
             FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
@@ -116,7 +122,7 @@ impl Core {
         if lease.wanted == LeaseState::Gone {
             self.remove_lease(id);
         } else {
-            self.lease_lost(id, now, actions);
+            self.lease_lost(id, false, now, actions);
         }
     }
 
@@ -140,36 +146,56 @@ impl Core {
             // The promise stands; writing it down is tried again by the resend timer.
             return;
         }
+        if let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {
+            let name = &self.cluster.node(node).name;
+            gang.refused =
+                Some(Arc::from(format!("node {name} refused pod {}: {cause}", lease.request.pod_name)));
+        }
         let budget = self.settings.refusal_budget;
         let until = now + self.settings.quarantine_ms;
         // A request that does not add up is no fault of the node; nor is a promise that comes too late for
         // a pod which is there already.
         let is_bound = self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.spec.binding.is_some());
         let is_nodes_fault = !is_bound && !matches!(cause, RefusalCause::Malformed(_));
-        if is_nodes_fault && self.cluster.count_refusal(node, budget, until) {
-            self.timers.insert((until, Timer::Quarantine(node)));
+        let is_full = matches!(cause, RefusalCause::Short(name, ..) if &**name == LEASE_BYTES);
+        let closes = if is_full && !is_bound {
+            let why = format!("{cause}; it opens when a pod there ends");
+            let is_new = self.cluster.node(node).quarantine.is_none();
+            self.cluster.close_until(node, &why, until, EarlyEnd::Release);
+            is_new
+        } else {
+            is_nodes_fault && self.cluster.count_refusal(node, budget, cause, until)
+        };
+        self.timers.insert((until, Timer::Quarantine(node)));
+        if closes {
+            let times = if is_full { "a reservation".to_owned() } else { format!("{budget} times in a row") };
             let message = format!(
-                "node {} refused {budget} times in a row and takes no new pods for {}; the last cause: {cause:?}",
+                "node {} refused {times} and takes no new pods for {}; the last cause: {cause}",
                 self.cluster.node(node).name,
                 self.settings.quarantine_ms
             );
             self.emit(Command::Warn { message }, actions);
         }
-        self.lease_lost(id, now, actions);
+        let is_malformed = matches!(cause, RefusalCause::Malformed(_));
+        self.lease_lost(id, is_malformed, now, actions);
     }
 
-    /// A lease that was wanted is not to be had.
-    pub(crate) fn lease_lost(&mut self, id: LeaseId, now: Time, actions: &mut Vec<Action>) {
-        let Some(lease) = self.leases.leases.get(&id) else { return };
+    /// A lease that was wanted is not to be had. `everywhere`: hardly any other node will have it either.
+    pub(crate) fn lease_lost(&mut self, id: LeaseId, everywhere: bool, now: Time, actions: &mut Vec<Action>) {
+        let Some(lease) = self.leases.leases.get_mut(&id) else { return };
         let (node, uid) = (lease.node, lease.pod().clone());
         let bound = self.gangs.pods.get(&uid).is_some_and(|pod| pod.spec.binding.is_some());
         let Some(key) = lease.gang else { return };
-        let retry_at = now + self.settings.resend_ms;
         if bound {
             // The pod is there, whatever its agent says: the lease is asked for again until it is known.
+            let refused = lease.refused + 1;
             self.lease_known(id, None);
+            if let Some(lease) = self.leases.leases.get_mut(&id) {
+                lease.refused = refused;
+            }
             return;
         }
+        let retry_at = self.retry_at(key, now);
         let round = self.gangs.gangs.get_mut(&key).and_then(|gang| gang.phase.round_mut());
         let Some(round) =
             round.filter(|round| round.members.get(&uid).is_some_and(|member| member.lease == id))
@@ -180,12 +206,23 @@ impl Core {
         match round.step {
             Step::Reserving => {
                 round.excluded.insert(node);
-                self.end_lease(id);
-                self.replace_member(key, &uid, retry_at, actions);
+                let most = if everywhere { MOST_NODES_ASKED_ALIKE } else { MOST_NODES_TRIED };
+                if round.excluded.len() >= most {
+                    self.drop_round(key, retry_at, actions);
+                } else {
+                    self.end_lease(id);
+                    self.replace_member(key, &uid, retry_at, actions);
+                }
             }
             Step::Committing | Step::Arming => self.drop_round(key, retry_at, actions),
             Step::Binding => self.lease_known(id, None),
         }
+    }
+
+    /// When a gang is tried again after a refusal: later each time, so that no cause whatever makes a fast loop.
+    fn retry_at(&self, key: GangKey, now: Time) -> Time {
+        let drops = self.gangs.gangs.get(&key).map_or(0, |gang| gang.drops_in_row);
+        now + Millis(self.settings.resend_ms.0 << drops.min(MOST_DOUBLINGS))
     }
 
     pub(crate) fn action_done(
@@ -248,7 +285,8 @@ impl Core {
                     name.unwrap_or_default()
                 );
                 self.emit(Command::Warn { message }, actions);
-                self.drop_round(key, now + self.settings.resend_ms, actions);
+                let retry_at = self.retry_at(key, now);
+                self.drop_round(key, retry_at, actions);
             }
         }
     }

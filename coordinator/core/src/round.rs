@@ -12,7 +12,7 @@ use phalanx_common::units::Time;
 use phalanx_common::wire::{Exactness, LeaseRequest, LeaseState};
 
 use crate::action::{Action, Command};
-use crate::cluster::{NodeIndex, Taken};
+use crate::cluster::{EarlyEnd, NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
 use crate::gang::GangKey;
 use crate::lease::{Lease, devices};
@@ -82,6 +82,7 @@ impl Core {
             wanted: LeaseState::Reserved,
             known: None,
             sent: None,
+            refused: 0,
         });
     }
 
@@ -101,8 +102,8 @@ impl Core {
                 } else if round.unconfirmed.is_empty() || planted::is(Bug::CommitHalfConfirmed) && is_some {
                     self.write_plan(key, actions);
                 } else if now >= round.deadline {
-                    let silent: Vec<LeaseId> = round.unconfirmed.iter().copied().collect();
-                    self.handle_silence(key, &silent, now, actions);
+                    let unconfirmed = round.unconfirmed.clone();
+                    self.handle_silence(key, &unconfirmed, now, actions);
                 }
             }
             // The writer always answers.
@@ -188,6 +189,10 @@ impl Core {
     /// The commit point: plan durable, every lease armed.
     fn commit(&mut self, key: GangKey) {
         self.set_step(key, Step::Binding);
+        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            gang.drops_in_row = 0;
+            gang.refused = None;
+        }
         if let Some(round) = self.round_mut(key) {
             round.to_bind = round.unbound.clone();
             let deadline = round.binding_deadline;
@@ -349,6 +354,7 @@ impl Core {
         let Some(round) = gang.phase.round_mut() else { return };
         let round = round.clone();
         gang.not_before = if planted::is(Bug::NeverRetry) { Time(u64::MAX) } else { retry_at };
+        gang.drops_in_row = gang.drops_in_row.saturating_add(1);
         self.count_failure(key, retry_at);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let keeps_plan = gang.phase.cut_short().is_some();
@@ -418,19 +424,28 @@ impl Core {
     pub(crate) fn handle_silence(
         &mut self,
         key: GangKey,
-        silent: &[LeaseId],
+        unconfirmed: &BTreeSet<LeaseId>,
         now: Time,
         actions: &mut Vec<Action>,
     ) {
-        let deadline = now + self.settings.confirm_timeout_ms;
-        self.close_silent(silent, now, actions);
+        // One that was asked a moment ago, in the place of one that refused, has not had its time yet.
+        let asked_before =
+            |lease: &Lease| lease.sent.is_none_or(|sent| sent.first + self.settings.resend_ms <= now);
+        let leases = unconfirmed.iter().filter(|id| self.leases.leases.get(id).is_some_and(asked_before));
+        let silent: Vec<LeaseId> = leases.copied().collect();
+        let patience =
+            if silent.is_empty() { self.settings.resend_ms } else { self.settings.confirm_timeout_ms };
+        let deadline = now + patience;
+        if let Some(round) = self.round_mut(key) {
+            round.deadline = deadline;
+        }
+        self.close_silent(&silent, now, actions);
         for id in silent {
-            let Some(lease) = self.leases.leases.get(id) else { continue };
+            let Some(lease) = self.leases.leases.get(&id) else { continue };
             let (node, uid) = (lease.node, lease.pod().clone());
-            self.end_lease(*id);
+            self.end_lease(id);
             let Some(round) = self.round_mut(key) else { return };
             round.excluded.insert(node);
-            round.deadline = deadline;
             self.replace_member(key, &uid, now, actions);
         }
         self.timers.insert((deadline, Timer::Gang(key)));
@@ -442,7 +457,7 @@ impl Core {
         let nodes: BTreeSet<NodeIndex> =
             silent.iter().filter_map(|id| Some(self.leases.leases.get(id)?.node)).collect();
         for node in nodes {
-            self.cluster.close_until(node, "its agent did not answer in time", until);
+            self.cluster.close_until(node, "its agent did not answer in time", until, EarlyEnd::Answer);
             self.timers.insert((until, Timer::Quarantine(node)));
             let message = format!(
                 "node {} takes no new pods for {}: its agent did not answer in time",

@@ -17,7 +17,7 @@ use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
 use phalanx_common::resources::{ResourceName, Resources, parse_quantity};
 use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
 use phalanx_common::units::Time;
-use phalanx_common::wire::{FromAgent, Hello, LeaseReport, LeaseState, RefusalCause, ToAgent};
+use phalanx_common::wire::{FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseState, RefusalCause, ToAgent};
 use phalanx_core::action::{Action, Command, GangStatus};
 use phalanx_core::event::{Event, NodeSpec, Outcome};
 use phalanx_core::reason::Reason;
@@ -33,6 +33,10 @@ struct Agent {
     silent: bool,
     /// Refuses so many Reserves.
     refuse: u32,
+    /// Why.
+    cause: Option<RefusalCause>,
+    /// Refuses everything while it has so many leases.
+    most_leases: Option<usize>,
     /// Another coordinator's term that it has met.
     led_by: Option<Term>,
 }
@@ -371,9 +375,12 @@ impl World {
             },
             _ if stale.is_some() => return,
             ToAgent::Reserve { term, lease, request, .. } => {
-                if agent.refuse > 0 {
-                    agent.refuse -= 1;
-                    let cause = RefusalCause::Short("cpu".into(), 0, 1);
+                let is_full = agent.most_leases.is_some_and(|most| agent.leases.len() >= most);
+                if agent.refuse > 0 || is_full {
+                    agent.refuse = agent.refuse.saturating_sub(1);
+                    let full = || RefusalCause::Short(LEASE_BYTES.into(), 100, 240);
+                    let other = agent.cause.clone().unwrap_or(RefusalCause::Short("cpu".into(), 0, 1));
+                    let cause = if is_full { full() } else { other };
                     let inventory = Box::new(agent.inventory.clone().unwrap());
                     FromAgent::Refused {
                         term,
@@ -454,6 +461,38 @@ impl<'a> Words<'a> {
 
     fn number(&self, key: &str, default: u64) -> u64 {
         self.options.get(key).map_or(default, |text| text.parse().unwrap())
+    }
+}
+
+/// Every cause that an agent may give, by its kind. GPUs are those of a board that was swapped.
+#[allow(dead_code, reason = "one of the tests that share this file asks")]
+pub const CAUSES: [&str; 9] = [
+    "Released",
+    "UnknownLease",
+    "UnknownGpu",
+    "Unhealthy",
+    "Held",
+    "PodHasLease",
+    "Short",
+    "Malformed",
+    "Disk",
+];
+
+fn cause(kind: &str, node: &str) -> RefusalCause {
+    let (gpu, lease) = (gpu_id(node, 2), LeaseId { term: 0, serial: 9 });
+    match kind {
+        "Released" => RefusalCause::Released,
+        "UnknownLease" => RefusalCause::UnknownLease,
+        "UnknownGpu" => RefusalCause::UnknownGpu(gpu),
+        "Unhealthy" => RefusalCause::Unhealthy(gpu, GpuHealth::Lost),
+        "Held" => RefusalCause::Held(gpu, lease),
+        "PodHasLease" => RefusalCause::PodHasLease(lease),
+        "Short" => RefusalCause::Short("cpu".into(), 0, 1),
+        "Malformed" => {
+            RefusalCause::Malformed("the pod needs 2 GPUs at its peak, its containers get 1".into())
+        }
+        "Disk" => RefusalCause::Disk("No space left on device".into()),
+        other => panic!("unknown cause {other}"),
     }
 }
 
@@ -783,7 +822,14 @@ impl World {
                 self.agents.get_mut(&node).unwrap().led_by = Some(Term { counter, incarnation });
             }
             "answers" => self.agents.get_mut(&node).unwrap().silent = false,
-            "refuses" => self.agents.get_mut(&node).unwrap().refuse = words.plain[3].parse().unwrap(),
+            "refuses" => {
+                let agent = self.agents.get_mut(&node).unwrap();
+                agent.refuse = words.plain[3].parse().unwrap();
+                agent.cause = words.options.get("cause").map(|text| cause(text, words.plain[1]));
+            }
+            "most-leases" => {
+                self.agents.get_mut(&node).unwrap().most_leases = Some(words.plain[3].parse().unwrap());
+            }
             "gone" => {
                 let agent = self.agents.get_mut(&node).unwrap();
                 agent.connected = false;
@@ -791,6 +837,7 @@ impl World {
                 self.apply(Event::AgentGone { node, session });
             }
             "back" => self.connect(&node),
+            "loses-leases" => self.agents.get_mut(&node).unwrap().leases.clear(),
             "forgets" => {
                 // A restart of the agent: what was only promised is lost.
                 let agent = self.agents.get_mut(&node).unwrap();
