@@ -153,9 +153,6 @@ pub async fn start(
         LedgerPlace::Memory => ((LedgerSink::Memory, None), None),
         LedgerPlace::Directory(directory) => {
             let opened = LedgerFile::open(&directory)?;
-            if let Some(damage) = opened.damage {
-                tracing::warn!("{damage}");
-            }
             let (sink, writer) = LedgerSink::to_file(opened.file, inputs.clone());
             ((sink, Some(writer)), opened.ledger)
         }

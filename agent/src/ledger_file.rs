@@ -1,16 +1,21 @@
 //! The ledger on disk: one file, replaced as a whole, with a checksum.
 //!
-//! The first line names format, checksum and length of the rest, which is JSON: people can read it. A file that is
-//! damaged is kept under another name and the agent goes on without it, because a node that refuses to start
-//! helps nobody: the coordinator still has the plans. A file of another cluster is kept as well.
+//! The first line names format, checksum and length of the rest, which is JSON: people can read it. An agent whose
+//! file cannot be read does not start: without it the node would look as if nobody held its GPUs, and pods
+//! that still run there may hold them. Only a person can say that none does, by moving the file away. A file of
+//! another cluster is kept under another name.
+
+mod disk;
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use phalanx_common::ids::ClusterId;
 use phalanx_node_core::Ledger;
 use thiserror::Error;
+
+pub use self::disk::{Disk, LocalDisk};
 
 const FILE: &str = "ledger";
 const NEW_FILE: &str = "ledger.new";
@@ -22,6 +27,10 @@ const FORMAT: u32 = 1;
 const MAX_BYTES: u64 = 64 << 20;
 /// Kept files of one kind are numbered up to here; the last one is then replaced.
 const MAX_KEPT: u32 = 100;
+
+/// What a person may do about a ledger that is lost.
+const STEP: &str = "see that no pod of Phalanx runs on this node any more, then move the file away: the agent starts \
+                    without leases, and takes those that still count anew from the coordinator's plans";
 
 /// Why an agent cannot use its state directory, or could not write its ledger.
 #[derive(Debug, Error)]
@@ -39,19 +48,40 @@ pub enum LedgerFileError {
     /// Another agent uses the directory.
     #[error("state directory {0} is in use by another agent; each agent needs its own --state-dir")]
     InUse(PathBuf),
-    /// The file was written by a newer build.
+    /// The ledger cannot be read: it is a directory, say, or another user's.
     #[error(
-        "{path} has format {found}, this agent reads format {FORMAT}: start the agent that wrote it, or move the file \
-         away (armed leases are then taken anew from the coordinator's plans)"
+        "{path}: cannot be read: {source}; the agent does not start as if this node held nothing: make the file \
+         readable by this user, or {STEP}"
     )]
-    Newer {
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The ledger is not what was written.
+    #[error("{path}: damaged: {what}; the agent does not start as if this node held nothing: {STEP}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The file was written by another build.
+    #[error(
+        "{path}: has format {found}, and this agent reads format {FORMAT}: start the agent that wrote it, or {STEP}"
+    )]
+    OtherFormat {
         /// The file.
         path: PathBuf,
         /// Its format.
         found: u32,
     },
     /// The ledger cannot be written.
-    #[error("{path}: {source}")]
+    #[error(
+        "{path}: cannot be written: {source}; free space or mend the disk: it is tried again every second, no restart \
+         is needed"
+    )]
     Write {
         /// The file.
         path: PathBuf,
@@ -68,16 +98,15 @@ pub enum LedgerFileError {
 pub struct Opened {
     /// The place to write to.
     pub file: LedgerFile,
-    /// What the file held.
+    /// What the file held; `None` where there is none, as on a new node.
     pub ledger: Option<Ledger>,
-    /// What was wrong with the file, where it was, what is rebuilt, and from where.
-    pub damage: Option<String>,
 }
 
 /// The ledger file of one agent. Nobody else can open it meanwhile.
 #[derive(Debug)]
 pub struct LedgerFile {
     directory: PathBuf,
+    disk: Box<dyn Disk>,
     /// Cluster of the ledger that the file holds.
     cluster: Option<ClusterId>,
     _lock: File,
@@ -87,36 +116,33 @@ impl LedgerFile {
     /// Opens the state directory, which is made if it is not there, and reads the ledger.
     ///
     /// # Errors
-    /// The directory cannot be used, another agent uses it, or a newer build wrote the ledger.
+    /// The directory cannot be used, another agent uses it, or the ledger cannot be read or is not what was written.
     pub fn open(directory: &Path) -> Result<Opened, LedgerFileError> {
+        Self::open_on(directory, Box::new(LocalDisk::default()))
+    }
+
+    /// The same, on this disk.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_on(directory: &Path, disk: Box<dyn Disk>) -> Result<Opened, LedgerFileError> {
         let lock = lock(directory)?;
-        let mut file = Self { directory: directory.to_owned(), cluster: None, _lock: lock };
+        let mut file = Self { directory: directory.to_owned(), disk, cluster: None, _lock: lock };
         let path = file.path(FILE);
-        let bytes = match read(&path) {
+        let bytes = match file.disk.read(&path, MAX_BYTES + 1) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Opened { file, ledger: None, damage: None });
+                return Ok(Opened { file, ledger: None });
             }
-            Err(source) => return Err(LedgerFileError::Directory { path, source }),
+            Err(source) => return Err(LedgerFileError::Unreadable { path, source }),
         };
         match parse(&bytes) {
             Ok(ledger) => {
                 file.cluster.clone_from(&ledger.cluster);
-                Ok(Opened { file, ledger: Some(ledger), damage: None })
+                Ok(Opened { file, ledger: Some(ledger) })
             }
-            Err(Damage::Newer(found)) => Err(LedgerFileError::Newer { path, found }),
-            Err(Damage::Broken(what)) => {
-                let kept = file
-                    .set_aside("damaged")
-                    .map_err(|source| LedgerFileError::Directory { path: path.clone(), source })?;
-                let damage = format!(
-                    "ledger {} is damaged ({what}) and was kept as {}. The agent begins without it: leases are \
-                     rebuilt from the coordinator's plans at the next connection, and their pods are reported from there on",
-                    path.display(),
-                    kept.display()
-                );
-                Ok(Opened { file, ledger: None, damage: Some(damage) })
-            }
+            Err(Damage::Format(found)) => Err(LedgerFileError::OtherFormat { path, found }),
+            Err(Damage::Broken(what)) => Err(LedgerFileError::Damaged { path, what }),
         }
     }
 
@@ -126,36 +152,37 @@ impl LedgerFile {
     /// # Errors
     /// The old ledger is still there, or the new one is, never half of one.
     pub fn write(&mut self, ledger: &Ledger) -> Result<(), LedgerFileError> {
-        let failed = |path: PathBuf| move |source| LedgerFileError::Write { path, source };
-        let path = self.path(FILE);
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| LedgerFileError::Write { path, source }
+        };
+        let (path, new_path) = (self.path(FILE), self.path(NEW_FILE));
+        let bytes = format(ledger)?;
         if let (Some(old), Some(new)) = (&self.cluster, &ledger.cluster)
             && old != new
-            && path.exists()
         {
-            self.set_aside("other-cluster").map_err(failed(path.clone()))?;
+            self.keep_aside("other-cluster").map_err(failed(&path))?;
         }
-        let new_path = self.path(NEW_FILE);
-        let mut new_file = File::create(&new_path).map_err(failed(new_path.clone()))?;
-        new_file
-            .write_all(&format(ledger)?)
-            .and_then(|()| new_file.sync_all())
-            .and_then(|()| fs::rename(&new_path, &path))
-            .and_then(|()| File::open(&self.directory)?.sync_all())
-            .map_err(failed(path))?;
+        self.disk.write(&new_path, &bytes).map_err(failed(&new_path))?;
+        self.disk.sync().map_err(failed(&new_path))?;
+        self.disk.rename(&new_path, &path).map_err(failed(&path))?;
         self.cluster.clone_from(&ledger.cluster);
-        Ok(())
+        self.disk.sync_directory(&self.directory).map_err(failed(&self.directory))
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// Keeps the present file as `ledger.WHY-N`.
-    fn set_aside(&self, why: &str) -> io::Result<PathBuf> {
+    /// Copies the present file to `ledger.WHY-N`. A copy: until the new ledger is there the old one stays.
+    fn keep_aside(&mut self, why: &str) -> io::Result<()> {
+        let bytes = self.disk.read(&self.directory.join(FILE), MAX_BYTES)?;
         let name = |number: u32| self.path(&format!("{FILE}.{why}-{number}"));
-        let free = (1..MAX_KEPT).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(MAX_KEPT));
-        fs::rename(self.path(FILE), &free)?;
-        Ok(free)
+        // A write that is tried again finds the copy that it made before.
+        let free = |path: &PathBuf| !path.exists() || fs::read(path).is_ok_and(|kept| kept == bytes);
+        let path = (1..MAX_KEPT).map(name).find(free).unwrap_or_else(|| name(MAX_KEPT));
+        self.disk.write(&path, &bytes)?;
+        self.disk.sync()
     }
 }
 
@@ -172,15 +199,9 @@ fn lock(directory: &Path) -> Result<File, LedgerFileError> {
     }
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 enum Damage {
-    /// Not damaged: too new.
-    Newer(u32),
+    /// Not damaged: another build's.
+    Format(u32),
     /// What is wrong.
     Broken(String),
 }
@@ -199,6 +220,9 @@ fn parse(bytes: &[u8]) -> Result<Ledger, Damage> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(broken("it is larger than any ledger"));
     }
+    if bytes.is_empty() {
+        return Err(broken("it is empty"));
+    }
     let line_end =
         bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| broken("it has no first line"))?;
     let (line, rest) = bytes.split_at(line_end);
@@ -211,8 +235,8 @@ fn parse(bytes: &[u8]) -> Result<Ledger, Damage> {
         .next()
         .and_then(|word| word.parse().ok())
         .ok_or_else(|| broken("its format is not a number"))?;
-    if found > FORMAT {
-        return Err(Damage::Newer(found));
+    if found != FORMAT {
+        return Err(Damage::Format(found));
     }
     let checksum = words.next().and_then(|word| u32::from_str_radix(word.strip_prefix("crc32=")?, 16).ok());
     let length = words.next().and_then(|word| word.strip_prefix("bytes=")?.parse::<usize>().ok());
@@ -277,7 +301,7 @@ mod tests {
     fn what_is_written_is_read_back() {
         let directory = tempfile::tempdir().unwrap();
         let mut opened = LedgerFile::open(&directory.path().join("deep/er")).unwrap();
-        assert!(opened.ledger.is_none() && opened.damage.is_none());
+        assert!(opened.ledger.is_none());
         opened.file.write(&ledger("c1")).unwrap();
         drop(opened);
         let opened = LedgerFile::open(&directory.path().join("deep/er")).unwrap();
@@ -285,32 +309,34 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_damage_is_kept_aside_and_explained() {
+    fn every_kind_of_damage_stops_the_agent_and_touches_nothing() {
         let good = super::format(&ledger("c1")).unwrap();
         let mut flipped = good.clone();
         flipped[good.len() / 2] ^= 1;
         let other_json = b"{}";
         let checksum = crc32fast::hash(other_json);
         let wrong = format!("{MAGIC} 1 crc32={checksum:08x} bytes=2\n{{}}\n").into_bytes();
-        let damages: [Vec<u8>; 8] = [
-            Vec::new(),
-            b"hello\n".to_vec(),
-            b"phalanx-ledger x\n".to_vec(),
-            b"phalanx-ledger 1\n".to_vec(),
-            vec![0xff; 100],
-            good[..good.len() - 20].to_vec(),
-            flipped,
-            wrong,
+        let damages: [(Vec<u8>, &str); 8] = [
+            (Vec::new(), "it is empty"),
+            (b"hello\n".to_vec(), "its first line does not name a ledger"),
+            (b"phalanx-ledger x\n".to_vec(), "its format is not a number"),
+            (b"phalanx-ledger 1\n".to_vec(), "its first line has no checksum and length"),
+            (vec![0xff; 100], "it has no first line"),
+            (good[..good.len() - 20].to_vec(), "bytes"),
+            (flipped, "its checksum does not match"),
+            (wrong, "missing field"),
         ];
         let directory = tempfile::tempdir().unwrap();
-        for (at, bytes) in damages.iter().enumerate() {
-            fs::write(directory.path().join(FILE), bytes).unwrap();
-            let opened = LedgerFile::open(directory.path()).unwrap();
-            assert_eq!(opened.ledger, None, "{at}");
-            let damage = opened.damage.unwrap();
-            let kept = format!("ledger.damaged-{}", at + 1);
-            assert!(damage.contains(&kept) && damage.contains("rebuilt from"), "{damage}");
-            assert_eq!(fs::read(directory.path().join(kept)).unwrap(), *bytes);
+        for (bytes, expected) in damages {
+            fs::write(directory.path().join(FILE), &bytes).unwrap();
+            let error = LedgerFile::open(directory.path()).unwrap_err();
+            assert!(matches!(error, LedgerFileError::Damaged { .. }), "{error:?}");
+            let text = error.to_string();
+            let path = directory.path().join(FILE);
+            assert!(text.starts_with(&format!("{}: damaged: ", path.display())), "{text}");
+            assert!(text.contains(expected) && text.contains("then move the file away"), "{text}");
+            assert_eq!(fs::read(path).unwrap(), bytes);
+            assert_eq!(names(directory.path()), ["ledger", "ledger.lock"]);
         }
     }
 
@@ -334,11 +360,17 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_format_stops_the_agent_and_touches_nothing() {
+    fn another_format_stops_the_agent_and_touches_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join(FILE), "phalanx-ledger 2 something\nelse").unwrap();
-        let error = LedgerFile::open(directory.path()).unwrap_err().to_string();
-        assert!(error.contains("format 2"), "{error}");
+        for format in [0, 2] {
+            let text = format!("phalanx-ledger {format} something\nelse");
+            fs::write(directory.path().join(FILE), text).unwrap();
+            let error = LedgerFile::open(directory.path()).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("has format {format}, and this agent reads format 1")),
+                "{error}"
+            );
+        }
         assert_eq!(names(directory.path()), ["ledger", "ledger.lock"]);
     }
 

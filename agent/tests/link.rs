@@ -120,20 +120,6 @@ async fn a_link_that_breaks_comes_back_with_all_leases() {
 }
 
 #[tokio::test]
-async fn a_damaged_ledger_is_kept_aside_and_the_agent_goes_on() {
-    let directory = tempfile::tempdir().unwrap();
-    fs::write(directory.path().join("ledger"), "phalanx-ledger 1 crc32=00000000 bytes=3\nabc\n").unwrap();
-    let coordinator = FakeCoordinator::new();
-    let place = LedgerPlace::Directory(directory.path().to_owned());
-    let (agent, _inventories) = spawn(coordinator.options(place), inventory(1)).await.unwrap();
-    let mut session = coordinator.welcome().await;
-    assert_eq!(session.hello.leases.len(), 0);
-    arm(&mut session, 1, &[0], None).await;
-    assert!(directory.path().join("ledger.damaged-1").exists());
-    agent.stop().await;
-}
-
-#[tokio::test]
 async fn a_disk_that_fails_takes_no_arm() {
     let directory = tempfile::tempdir().unwrap();
     let coordinator = FakeCoordinator::new();
