@@ -1,0 +1,268 @@
+//! Bugs planted on purpose, and what finds each. A test that cannot fail shows nothing: here all of them do.
+//!
+//! `cargo test -p phalanx-sim --features planted-bugs --test planted`. The table is printed, and stands in
+//! `docs/testing.md`; `PHALANX_UPDATE_PLANTED=1` writes it there. For a bug that is to be added:
+//! `PHALANX_SURVEY=BUG cargo test ... -- --ignored --nocapture survey` prints all that finds it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../../agent/core/tests/support/mod.rs"]
+mod agent;
+#[path = "../../core/tests/support/mod.rs"]
+mod core;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use phalanx_common::planted::{Bug, plant};
+use phalanx_sim::{Options, Rates, run};
+
+/// A bug that is not found in so many seeds is not found.
+const MOST_SEEDS: u64 = 300;
+/// Around the table in the document.
+const BEGIN: &str = "<!-- planted bugs: written by the test -->";
+const END: &str = "<!-- end of planted bugs -->";
+
+/// What finds a bug.
+#[derive(Clone, Copy, Debug)]
+enum Finder {
+    /// One of these checkers of the simulation.
+    Seeds(&'static [&'static str]),
+    /// The same, with faults of this kind: those drawn from a seed are too rare.
+    SeedsWith(&'static [&'static str], fn() -> Rates),
+    /// A text scenario of the coordinator's core.
+    Core(&'static str),
+    /// A text scenario of the agent's core.
+    Agent(&'static str),
+    /// All short orders of the messages of a lease.
+    Orders,
+}
+
+impl Finder {
+    fn text(self) -> String {
+        match self {
+            Self::Seeds(checkers) => format!("simulation: {}", checkers.join(", ")),
+            Self::SeedsWith(checkers, _) => format!("simulation, faults chosen: {}", checkers.join(", ")),
+            Self::Core(name) => format!("scenario `coordinator/core/tests/scenarios/{name}.txt`"),
+            Self::Agent(name) => format!("scenario `agent/core/tests/scenarios/{name}.txt`"),
+            Self::Orders => "all short orders, `agent/core/tests/properties.rs`".to_owned(),
+        }
+    }
+}
+
+fn disks_that_fail() -> Rates {
+    Rates { disk: 400, agent_crash: 20, survival_ms: 50, away_ms: 3_000, ..Rates::default() }
+}
+
+fn coordinators_that_die() -> Rates {
+    Rates {
+        coordinator_crash: 25,
+        agent_crash: 30,
+        survival: 1_000,
+        survival_ms: 3_000,
+        away_ms: 1_500,
+        ..Rates::default()
+    }
+}
+
+/// What finds each bug.
+const fn finder(bug: Bug) -> Finder {
+    match bug {
+        Bug::AckBeforePersist => Finder::SeedsWith(&["ownership"], disks_that_fail),
+        Bug::SkipFence => Finder::SeedsWith(&["ownership"], coordinators_that_die),
+        _ => Finder::Seeds(&["ownership"]),
+    }
+}
+
+fn scenarios(crate_folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(crate_folder).join("tests/scenarios")
+}
+
+/// Says what went wrong, where something does.
+fn fails(test: impl FnOnce() -> Option<String>) -> Option<String> {
+    match catch_unwind(AssertUnwindSafe(test)) {
+        Ok(wrong) => wrong,
+        Err(panic) => Some(match panic.downcast::<String>() {
+            Ok(text) => *text,
+            Err(_) => "it panics".to_owned(),
+        }),
+    }
+}
+
+fn core_scenario_fails(name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(scenarios("coordinator/core").join(format!("{name}.txt"))).unwrap();
+    fails(|| core::play::difference(&text, &core::play::play(&text)))
+}
+
+fn agent_scenario_fails(name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(scenarios("agent/core").join(format!("{name}.txt"))).unwrap();
+    fails(|| (agent::scenario::replay(&text) != text).then(|| "it differs".to_owned()))
+}
+
+fn orders_fail() -> Option<String> {
+    fails(|| {
+        agent::orders::every_short_order();
+        None
+    })
+}
+
+fn options(seed: u64, rates: Option<Rates>) -> Options {
+    Options { rates, ..Options::seed(seed) }
+}
+
+/// The first seed that finds a bug, by one of these checkers; the same seed must hold without the bug.
+fn first_seed(bug: Bug, checkers: &[&str], rates: Option<Rates>) -> Result<(u64, String), String> {
+    let mut others = BTreeMap::<&str, u32>::new();
+    for seed in 0..MOST_SEEDS {
+        let report = run(options(seed, rates).with_bug(bug));
+        let Some(failure) = report.failure else { continue };
+        if !checkers.contains(&failure.checker) {
+            *others.entry(failure.checker).or_default() += 1;
+            continue;
+        }
+        if let Some(healthy) = run(options(seed, rates)).failure {
+            return Err(format!("seed {seed} fails without the bug too: {healthy:?}"));
+        }
+        return Ok((seed + 1, format!("{}: {}", failure.checker, failure.message)));
+    }
+    Err(format!("{MOST_SEEDS} seeds do not find it by {checkers:?}; by others: {others:?}"))
+}
+
+/// Seeds needed, and what was found.
+fn find(bug: Bug) -> Result<(Option<u64>, String), String> {
+    let seeds = |checkers, rates| first_seed(bug, checkers, rates).map(|(seeds, found)| (Some(seeds), found));
+    let test = |test: &dyn Fn() -> Option<String>, name: &str| {
+        if let Some(wrong) = test() {
+            return Err(format!("{name} fails without the bug too: {wrong}"));
+        }
+        let _planted = plant(bug);
+        test().map(|wrong| (None, wrong)).ok_or_else(|| format!("{name} does not find it"))
+    };
+    match finder(bug) {
+        Finder::Seeds(checkers) => seeds(checkers, None),
+        Finder::SeedsWith(checkers, rates) => seeds(checkers, Some(rates())),
+        Finder::Core(name) => test(&|| core_scenario_fails(name), name),
+        Finder::Agent(name) => test(&|| agent_scenario_fails(name), name),
+        Finder::Orders => test(&orders_fail, "every short order"),
+    }
+}
+
+/// Does something for each bug, on all processors; a bug is planted on its own thread alone.
+fn for_each_bug<T: Send>(work: impl Fn(Bug) -> T + Sync) -> BTreeMap<Bug, T> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(bug) = Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = work(*bug);
+                    done.lock().unwrap().insert(*bug, result);
+                }
+            });
+        }
+    });
+    done.into_inner().unwrap()
+}
+
+#[test]
+fn every_planted_bug_is_found() {
+    let found = for_each_bug(find);
+    let mut rows = Vec::new();
+    let mut missed = Vec::new();
+    for (bug, found) in &found {
+        match found {
+            Ok((seeds, what)) => {
+                let seeds = seeds.map_or_else(|| "–".to_owned(), |seeds| seeds.to_string());
+                println!("{:<22} {seeds:>4}  {}", bug.as_str(), what.lines().next().unwrap_or_default());
+                rows.push((*bug, seeds));
+            }
+            Err(error) => missed.push(format!("{}: {error}", bug.as_str())),
+        }
+    }
+    assert!(missed.is_empty(), "{} of {} bugs are missed:\n{}", missed.len(), found.len(), missed.join("\n"));
+    check_document(&rows);
+}
+
+/// The document has a row for each bug, with what finds it; the seeds are those of the last update.
+fn check_document(rows: &[(Bug, String)]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/testing.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).expect("the mark before the table");
+    let (table, after) = rest.split_once(END).expect("the mark behind the table");
+    if std::env::var("PHALANX_UPDATE_PLANTED").as_deref() == Ok("1") {
+        let mut table =
+            "| bug | what a user would suffer | found by | seeds |\n| --- | --- | --- | --- |\n".to_owned();
+        for (bug, seeds) in rows {
+            let (name, harm, finder) = (bug.as_str(), bug.harm(), finder(*bug).text());
+            writeln!(table, "| `{name}` | {harm} | {finder} | {seeds} |").unwrap();
+        }
+        std::fs::write(&path, format!("{before}{BEGIN}\n\n{table}\n{END}{after}")).unwrap();
+        return;
+    }
+    let documented = table.lines().filter(|line| line.starts_with("| `"));
+    let documented: Vec<&str> = documented.map(|line| line.rsplit_once(" | ").unwrap().0).collect();
+    let row =
+        |(bug, _): &(Bug, String)| format!("| `{}` | {} | {}", bug.as_str(), bug.harm(), finder(*bug).text());
+    let wanted: Vec<String> = rows.iter().map(row).collect();
+    assert_eq!(documented, wanted, "docs/testing.md: PHALANX_UPDATE_PLANTED=1 writes the table");
+}
+
+#[test]
+fn a_bug_is_planted_on_one_thread_and_for_a_while() {
+    use phalanx_common::planted::is;
+    assert!(!is(Bug::NoPlan));
+    {
+        let _planted = plant(Bug::NoPlan);
+        assert!(is(Bug::NoPlan) && !is(Bug::SkipFence));
+        std::thread::spawn(|| assert!(!is(Bug::NoPlan))).join().unwrap();
+        let inner = plant(Bug::SkipFence);
+        assert!(is(Bug::SkipFence) && !is(Bug::NoPlan));
+        drop(inner);
+        assert!(is(Bug::NoPlan));
+    }
+    assert!(!is(Bug::NoPlan));
+    for bug in Bug::ALL {
+        assert_eq!(Bug::parse(bug.as_str()), Some(*bug));
+    }
+}
+
+/// All that finds the bugs named in `PHALANX_SURVEY`, or any bug.
+#[test]
+#[ignore = "for whoever adds a bug"]
+fn survey() {
+    let only = std::env::var("PHALANX_SURVEY").unwrap_or_default();
+    let seeds: u64 = std::env::var("PHALANX_SURVEY_SEEDS").map_or(60, |text| text.parse().unwrap());
+    for_each_bug(|bug| {
+        if !only.is_empty() && !only.split(',').any(|name| name == bug.as_str()) {
+            return;
+        }
+        let mut checkers = BTreeMap::<&str, (u64, u32, String)>::new();
+        for seed in 0..seeds {
+            if let Some(failure) = run(options(seed, None).with_bug(bug)).failure {
+                checkers.entry(failure.checker).or_insert((seed, 0, failure.message)).1 += 1;
+            }
+        }
+        let names = |folder| {
+            let files = std::fs::read_dir(scenarios(folder)).unwrap();
+            let names =
+                files.map(|file| file.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned());
+            names.collect::<Vec<String>>()
+        };
+        let _planted = plant(bug);
+        let core: Vec<_> = names("coordinator/core")
+            .into_iter()
+            .filter(|name| core_scenario_fails(name).is_some())
+            .collect();
+        let agent: Vec<_> =
+            names("agent/core").into_iter().filter(|name| agent_scenario_fails(name).is_some()).collect();
+        let orders = orders_fail().is_some();
+        println!(
+            "== {}\n   seeds {checkers:?}\n   core {core:?}\n   agent {agent:?} orders {orders}",
+            bug.as_str()
+        );
+    });
+}
