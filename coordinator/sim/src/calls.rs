@@ -187,6 +187,9 @@ impl World {
     ) -> Landed {
         let text = format!("{} {}", mutation.verb(), mutation.target());
         let is_alive = self.processes.contains_key(&flight.incarnation);
+        if let Command::Evict { pod, .. } = &flight.action.command {
+            self.facts.may_go.insert(pod.as_str().to_owned());
+        }
         let answer = self.api.write(fault, mutation, self.now);
         self.writes += 1;
         if let (Command::WritePlan(plan), false, Ok(_)) = (&flight.action.command, is_alive, &answer) {

@@ -6,8 +6,11 @@ use phalanx_core::view::StateView;
 use crate::facts::Facts;
 
 pub mod all_or_nothing;
+pub mod binding;
+pub mod heal;
 pub mod leaks;
 pub mod liveness;
+pub mod objects;
 pub mod ownership;
 pub mod quota;
 
@@ -26,6 +29,9 @@ pub struct End<'e> {
 #[derive(Debug, Default)]
 pub struct Checkers {
     all_or_nothing: all_or_nothing::AllOrNothing,
+    binding: binding::Binding,
+    heal: heal::Heal,
+    quota: quota::Quota,
 }
 
 impl Checkers {
@@ -36,7 +42,10 @@ impl Checkers {
     pub fn step(&mut self, facts: &Facts) -> Result<(), (&'static str, String)> {
         ownership::check(facts).map_err(|error| ("ownership", error))?;
         self.all_or_nothing.check(facts).map_err(|error| ("all_or_nothing", error))?;
-        quota::check(facts).map_err(|error| ("quota", error))
+        self.binding.check(facts).map_err(|error| ("binding", error))?;
+        objects::check(facts).map_err(|error| ("objects", error))?;
+        self.heal.check(facts).map_err(|error| ("heal", error))?;
+        self.quota.check(facts).map_err(|error| ("quota", error))
     }
 
     /// Looks at the end of a run.
@@ -44,6 +53,7 @@ impl Checkers {
     /// # Errors
     /// Name of the checker and what is wrong.
     pub fn end(end: &End<'_>) -> Result<(), (&'static str, String)> {
+        objects::check_told(end).map_err(|error| ("objects", error))?;
         liveness::check(end).map_err(|error| ("liveness", error))?;
         leaks::check(end).map_err(|error| ("leaks", error))
     }

@@ -17,6 +17,7 @@ use crate::coverage::{Fault, command_name, crash_name, move_name, to_agent_name}
 use crate::fake_api::Follower;
 use crate::faults::ProcessClock;
 use crate::kubelet::Kubelet;
+use crate::log::Log;
 use crate::network::{from_agent, to_agent};
 use crate::world::{Happening, World};
 
@@ -141,9 +142,7 @@ impl World {
         }
         self.log.line(self.now, format_args!("coordinator CRASHES"));
         self.note(Fault::CoordinatorCrash);
-        for (from, to, count) in process.core.moves() {
-            self.log.count_more(&move_name(from, to), count);
-        }
+        count_moves(&process, &mut self.log);
         // The store was set back to an older copy of itself, as far as the term goes.
         let is_alone = self.processes.is_empty() && process.term.counter == self.api.term;
         if is_alone && self.goes_wrong(self.rates.term_lost) {
@@ -176,6 +175,13 @@ impl World {
         }
     }
 
+    /// Counts what the gangs of those did that live at the end.
+    pub(crate) fn count_moves(&mut self) {
+        for process in self.processes.values() {
+            count_moves(process, &mut self.log);
+        }
+    }
+
     /// An action was done: here the process may end.
     pub(crate) fn after_action(&mut self, incarnation: u64) {
         self.actions_done += 1;
@@ -192,8 +198,12 @@ impl World {
     pub(crate) fn record(&mut self, incarnation: u64, event: Event, actions: &mut Vec<Action>) {
         let Some(process) = self.processes.get_mut(&incarnation) else { return };
         process.core.apply(event, process.clock.told(self.now), actions);
+        let is_overtaken = process.core.overtaken().is_some();
         if let Err(error) = invariants::check(&process.core) {
             self.fail("coordinator-core", error);
+        }
+        if is_overtaken {
+            self.after(0, Happening::LearnsOfLoss { incarnation });
         }
     }
 
@@ -390,6 +400,12 @@ impl World {
         if let Some(process) = self.alive(term.incarnation) {
             process.term = term;
         }
+    }
+}
+
+fn count_moves(process: &Process, log: &mut Log) {
+    for (from, to, count) in process.core.moves() {
+        log.count_more(&move_name(from, to), count);
     }
 }
 

@@ -261,7 +261,8 @@ const UNREACHABLE: &[(&str, &str)] = &[
 #[must_use]
 pub fn wanted() -> Vec<String> {
     let lists = [FAULTS, API_FAULTS, COMMANDS, ACTIONS, TO_AGENT, FROM_AGENT, REFUSALS, CALLS, USERS];
-    let mut wanted: Vec<String> = lists.iter().flat_map(|list| list.iter().map(|name| (*name).to_owned())).collect();
+    let mut wanted: Vec<String> =
+        lists.iter().flat_map(|list| list.iter().map(|name| (*name).to_owned())).collect();
     wanted.extend(Core::legal_moves().map(|(from, to)| move_name(from, to)));
     let phases = Core::legal_moves().map(|(from, _)| crash_name(from));
     wanted.extend(phases);

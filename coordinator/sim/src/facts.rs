@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use phalanx_common::gang::PodPhase;
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid};
 use phalanx_common::resources::Resources;
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 use phalanx_coordinator::api::store::node_name;
-use phalanx_coordinator::api::{Change, ChangeBody, Kind, Object};
+use phalanx_coordinator::api::{Change, ChangeBody, Kind, Object, ObjectKey};
 use phalanx_coordinator::convert;
 use phalanx_core::event::Event;
 use serde_json::Value;
@@ -112,6 +112,16 @@ pub struct Facts {
     pub on_disk: BTreeMap<NodeName, BTreeSet<LeaseId>>,
     /// Pods that have once ended by themselves.
     pub ended: BTreeSet<PodUid>,
+    /// Objects that users made and nobody deleted, with their UIDs.
+    pub created: BTreeMap<ObjectKey, String>,
+    /// UIDs of objects that were deleted by users, or evicted by the coordinator.
+    pub may_go: BTreeSet<String>,
+    /// Objects of users that went all the same.
+    pub lost: Vec<ObjectKey>,
+    /// The faults have stopped.
+    pub is_calm: bool,
+    /// A placement is done or rolled back within this time.
+    pub binding_deadline_ms: Millis,
     /// Pods that started since the last look.
     pub started: Vec<PodUid>,
 }
@@ -122,6 +132,12 @@ impl Facts {
         match &change.body {
             ChangeBody::Applied(object) => self.applied(object),
             ChangeBody::Deleted { key, uid } => {
+                if self.created.get(key) == Some(uid) {
+                    self.created.remove(key);
+                    if !self.may_go.contains(uid) {
+                        self.lost.push(key.clone());
+                    }
+                }
                 let name = GangName::new(&key.namespace, &key.name);
                 match key.kind {
                     Kind::PodGroup => drop(self.groups.remove(&name)),

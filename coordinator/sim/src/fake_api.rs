@@ -22,6 +22,8 @@ pub struct FakeApi {
     pub term: u64,
     /// Which calls fail.
     pub faults: FaultPlan,
+    /// Gaps of the watch so far.
+    pub watch_gaps: u64,
     uids: u64,
     /// Changes up to this one are in the facts.
     seen: u64,
@@ -31,7 +33,7 @@ impl FakeApi {
     /// An empty server.
     #[must_use]
     pub fn new(faults: FaultPlan) -> Self {
-        Self { store: Store::default(), term: 0, faults, uids: 0, seen: 0 }
+        Self { store: Store::default(), term: 0, faults, watch_gaps: 0, uids: 0, seen: 0 }
     }
 
     /// Does a write, as far as this fault lets it be done.
@@ -89,7 +91,10 @@ impl Follower {
     /// The next changes; after a gap in the log, the difference to a new list. Empty where the read failed.
     pub fn next(&mut self, api: &mut FakeApi) -> Vec<Change> {
         match api.faults.decide(Call::Watch) {
-            Some(Fault::WatchGap) => return self.relist(&api.store),
+            Some(Fault::WatchGap) => {
+                api.watch_gaps += 1;
+                return self.relist(&api.store);
+            }
             Some(_) => return Vec::new(),
             None => {}
         }

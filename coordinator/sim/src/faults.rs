@@ -238,9 +238,15 @@ impl World {
 
     /// A process that was replaced notices it, and ends.
     pub(crate) fn learn_of_loss(&mut self, incarnation: u64) {
-        if self.processes.get(&incarnation).is_some_and(|process| process.is_deposed) {
+        let Some(process) = self.processes.get(&incarnation) else { return };
+        if process.is_deposed {
             self.log.line(self.now, format_args!("coordinator {incarnation} has lost the lead and ends"));
             self.end_process(incarnation);
+        } else if process.core.overtaken().is_some() {
+            // It leads all the same: whoever starts it does so again.
+            self.log.line(self.now, format_args!("coordinator {incarnation} gives way"));
+            self.log.count("the leader gives way");
+            self.crash_coordinator(incarnation);
         }
     }
 
@@ -407,8 +413,12 @@ impl World {
     /// All that is wrong ends.
     pub(crate) fn end_faults(&mut self) {
         self.cuts.clear();
-        let deposed: Vec<u64> =
-            self.processes.values().filter(|process| process.is_deposed).map(|process| process.incarnation).collect();
+        let deposed: Vec<u64> = self
+            .processes
+            .values()
+            .filter(|process| process.is_deposed)
+            .map(|process| process.incarnation)
+            .collect();
         for incarnation in deposed {
             self.learn_of_loss(incarnation);
         }

@@ -11,6 +11,7 @@ use phalanx_coordinator::api::{ApiError, ChangeBody, Kind, Mutation, Object};
 use phalanx_coordinator::jobs::Jobs;
 use phalanx_coordinator::runner::{Objects, PodLedger};
 
+use crate::coverage::api_fault_name;
 use crate::fake_api::Follower;
 use crate::world::{Happening, World};
 
@@ -124,6 +125,9 @@ impl World {
                 return true;
             }
             let fault = self.api.faults.decide(Call::Write);
+            if let Some(fault) = &fault {
+                self.log.count(api_fault_name(fault));
+            }
             let text = format!("{} {}", mutation.verb(), mutation.target());
             let creates = matches!(mutation, Mutation::Create(_));
             let answer: Result<Arc<Object>, ApiError> = self.api.write(fault, mutation, self.now);

@@ -6,6 +6,7 @@
 
 mod agent;
 mod calls;
+mod changes;
 pub mod checkers;
 mod coordinator;
 pub mod coverage;
@@ -18,6 +19,7 @@ mod network;
 pub mod options;
 pub mod random;
 mod seeds;
+mod users;
 mod workload;
 mod world;
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use clap::Parser;
 #[cfg(feature = "planted-bugs")]
 use phalanx_common::planted::Bug;
-use phalanx_sim::{Options, Report, run_seeds};
+use phalanx_sim::{Options, Report, coverage, run_seeds};
 
 /// Runs both machines in virtual time, with faults from a seed.
 #[derive(Debug, Parser)]
@@ -69,14 +69,34 @@ fn main() -> ExitCode {
         println!("{count:>10}  {what}");
     }
     println!("{count} seeds from {first}, {} steps", summary.steps);
+    let is_covered = report_coverage(&summary.counts, count);
     if summary.failed.is_empty() {
-        return ExitCode::SUCCESS;
+        return if is_covered { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     for (seed, failure) in &summary.failed {
         println!("seed {seed}: {failure}\n    repeat: cargo xtask sim --seeds 1 --seed {seed}");
     }
     println!("{} of {count} seeds failed", summary.failed.len());
     ExitCode::FAILURE
+}
+
+/// Says what was never reached; false where so many seeds should have reached it.
+fn report_coverage(counts: &BTreeMap<String, u64>, seeds: u64) -> bool {
+    let wanted = coverage::wanted().len();
+    let missing = coverage::missing(counts);
+    println!(
+        "reached {} of {wanted} that a run of {} seeds must reach",
+        wanted - missing.len(),
+        coverage::ENOUGH_SEEDS
+    );
+    for name in &missing {
+        println!("    never reached: {name}");
+    }
+    let wrong = coverage::reached_all_the_same(counts);
+    for name in &wrong {
+        println!("    said to be unreachable, and was reached: {name}");
+    }
+    (missing.is_empty() || seeds < coverage::ENOUGH_SEEDS) && wrong.is_empty()
 }
 
 /// Runs all seeds and adds up what came of them.

@@ -25,10 +25,36 @@ const QUEUE_NAME: &str = "scheduling.volcano.sh/queue-name";
 pub enum Step {
     /// Creates an object.
     Create(Box<Object>),
+    /// Creates a pod for a gang that is there already.
+    AddPod(Box<Object>),
     /// Deletes an object by name, if it is there.
     Delete(Kind, String),
     /// Deletes one of the pods that are there.
     DeleteSomePod(u64),
+    /// Changes an object, if it is there.
+    Change(Kind, String, Change),
+    /// Makes an object what it was at first, whether it is there or not.
+    Restore(Box<Object>),
+}
+
+/// A change of an object.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Of a PodGroup: how many pods must start together.
+    MinMember(u64),
+    /// Of a Job: its pods, and how many of them must start together.
+    Size {
+        /// Pods.
+        replicas: u64,
+        /// Fewest that may run.
+        minimum: u64,
+    },
+    /// Of a Queue: most GPUs.
+    Ceiling(u64),
+    /// Of a Queue: it takes no new gangs.
+    Close,
+    /// Of a Node: all that it says.
+    Node(Value),
 }
 
 /// A machine with an agent.
@@ -68,6 +94,8 @@ struct Plan {
     selector: Value,
     run_for_ms: Option<u64>,
     at: u64,
+    /// Most pods that it could have.
+    most: u64,
 }
 
 impl Workload {
@@ -92,6 +120,7 @@ impl Workload {
             let at = random.between(0, within_ms);
             workload.steps.push((Time(at), Step::DeleteSomePod(random.bits())));
         }
+        workload.draw_changes(random, within_ms);
         workload
     }
 
@@ -124,7 +153,9 @@ impl Workload {
         let mut by_model: BTreeMap<&str, u64> = BTreeMap::new();
         for machine in &self.machines {
             let Some(first) = machine.inventory.gpus.first() else { continue };
-            *by_model.entry(first.model.as_str()).or_default() += machine.inventory.gpus.len() as u64 / gpus;
+            let by_gpus = machine.inventory.gpus.len() as u64 / gpus;
+            *by_model.entry(first.model.as_str()).or_default() +=
+                by_gpus.min(machine.inventory.cpu_milli / 1000);
         }
         by_model.into_values().max().unwrap_or(0)
     }
@@ -145,6 +176,7 @@ impl Workload {
             selector: Value::Null,
             run_for_ms: (!random.per_mille(150)).then(|| random.between(1, 25) * 1000),
             at,
+            most: 5,
         };
         if random.per_mille(120) {
             Self::make_impossible(random, &mut plan);
@@ -154,6 +186,8 @@ impl Workload {
                 plan.pods = 1;
                 plan.gpus = 1;
             }
+            let of_ceiling = ceiling.checked_div(plan.gpus).unwrap_or(u64::MAX);
+            plan.most = self.room(plan.gpus).min(of_ceiling).min(6);
         }
         plan.minimum = if random.per_mille(250) { random.between(1, plan.pods) } else { plan.pods };
         self.work_ms += plan.run_for_ms.unwrap_or(0) * plan.pods * 2;
@@ -199,6 +233,12 @@ impl Workload {
         let mut object = Object::new(Kind::Job, NAMESPACE, &plan.name).with_spec(spec);
         annotate(&mut object, plan);
         self.steps.push((Time(plan.at), Step::Create(Box::new(object))));
+        if random.per_mille(180) {
+            let replicas = random.between(1, plan.most.max(1));
+            let change = Change::Size { replicas, minimum: random.between(1, replicas) };
+            let at = plan.at + random.between(0, 40_000);
+            self.steps.push((Time(at), Step::Change(Kind::Job, plan.name.clone(), change)));
+        }
         self.finish(random, plan, Kind::Job, std::slice::from_ref(&plan.name));
     }
 
@@ -211,13 +251,33 @@ impl Workload {
         self.steps.push((Time(plan.at), Step::Create(Box::new(object))));
         let mut names = Vec::new();
         let trickle = random.per_mille(200);
-        for index in 0..plan.pods {
+        if random.per_mille(180) {
+            let at = plan.at + random.between(0, 40_000);
+            let change = Change::MinMember(random.between(1, plan.pods));
+            self.steps.push((Time(at), Step::Change(Kind::PodGroup, plan.name.clone(), change)));
+        }
+        let more =
+            if random.per_mille(180) { random.between(0, plan.most.saturating_sub(plan.pods)) } else { 0 };
+        for index in 0..plan.pods + more {
             let name = format!("{}-{index}", plan.name);
             let mut pod = Object::new(Kind::Pod, NAMESPACE, &name).with_spec(pod_spec(plan));
             annotate(&mut pod, plan);
             pod.metadata.annotations.insert(GROUP_NAME.to_owned(), plan.name.clone());
-            let late = random.between(0, if trickle { within_ms / 4 } else { 20 });
-            self.steps.push((Time(plan.at + late), Step::Create(Box::new(pod))));
+            let is_added = index >= plan.pods;
+            let late = random.between(
+                0,
+                if is_added {
+                    40_000
+                } else if trickle {
+                    within_ms / 4
+                } else {
+                    20
+                },
+            );
+            self.steps.push((
+                Time(plan.at + late),
+                if is_added { Step::AddPod(Box::new(pod)) } else { Step::Create(Box::new(pod)) },
+            ));
             names.push(name);
         }
         self.finish(random, plan, Kind::Pod, &names);
@@ -263,20 +323,22 @@ fn pod_spec(plan: &Plan) -> Value {
 
 fn machines(random: &mut Random) -> Vec<Machine> {
     let two_models = random.per_mille(300);
+    let few_cpus = random.per_mille(250);
     let count = random.between(2, 5);
     (0..count)
         .map(|number| {
             let gpus = if random.per_mille(500) { 8 } else { 4 };
+            let cpus = if few_cpus { 6 } else { 64 };
             let model = if two_models && number % 2 == 1 { "L40S" } else { "H100" };
             Machine {
                 name: NodeName::from(format!("node-{number}")),
-                inventory: inventory(number, gpus, model),
+                inventory: inventory(number, gpus, model, cpus),
             }
         })
         .collect()
 }
 
-fn inventory(node: u64, gpus: u32, model: &str) -> Inventory {
+fn inventory(node: u64, gpus: u32, model: &str, cpus: u64) -> Inventory {
     let gpu = |index: u32| Gpu {
         id: GpuId(u128::from(node + 1) << 64 | u128::from(index)),
         index,
@@ -294,6 +356,6 @@ fn inventory(node: u64, gpus: u32, model: &str) -> Inventory {
         driver: "580.1".to_owned(),
         gpus: (0..gpus).map(gpu).collect(),
         links: (0..gpus).map(|left| (0..gpus).map(|right| link(left, right)).collect()).collect(),
-        ..Inventory::empty(64_000, 512 << 30)
+        ..Inventory::empty(cpus * 1000, 512 << 30)
     }
 }

@@ -5,16 +5,15 @@ use std::collections::BTreeMap;
 use phalanx_common::ids::{GpuId, NodeName, PodUid};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, ToAgent};
-use phalanx_coordinator::api::faults::FaultPlan;
-use phalanx_coordinator::api::store::node_name;
-use phalanx_coordinator::api::{Kind, Mutation, ObjectKey, Preconditions};
+use phalanx_coordinator::api::faults::{Fault as ApiFault, FaultPlan};
 use phalanx_core::Settings;
 use phalanx_core::event::Event;
 
 use crate::agent::Host;
-use crate::checkers::liveness::{is_done, short_of_pods};
+use crate::checkers::liveness::is_done;
 use crate::checkers::{Checkers, End};
 use crate::coordinator::{Flight, Lane, Process};
+use crate::coverage::api_fault_name;
 use crate::facts::Facts;
 use crate::fake_api::FakeApi;
 use crate::faults::Cut;
@@ -22,14 +21,12 @@ use crate::log::Log;
 use crate::network::Link;
 use crate::options::{Options, Rates};
 use crate::random::Random;
-use crate::workload::{NAMESPACE, Step, Workload};
+use crate::workload::{Step, Workload};
 
 /// After the faults stop: pods that would run for ever are deleted at this distance.
 const LAST_DELETIONS_MS: u64 = 5_000;
 /// Slack for deadlines, retries and quarantines beyond the work itself.
 const SLACK_MS: u64 = 400_000;
-/// So often users look after what they left incomplete.
-const TIDY_MS: u64 = 30_000;
 /// At the end nothing may happen for so long.
 const QUIET_MS: u64 = 60_000;
 /// Time for the last statuses before the quiet begins.
@@ -148,7 +145,7 @@ pub(crate) struct World {
     /// Steps of users that are still due.
     users_left: usize,
     /// When users last took something back.
-    tidied_at: Time,
+    pub(crate) tidied_at: Time,
     work_ms: u64,
     pub(crate) faults_stop: Time,
     /// Nodes that cannot be reached, or cannot reach anybody.
@@ -162,6 +159,10 @@ pub fn run(options: Options) -> Report {
     let _planted = options.bug.map(phalanx_common::planted::plant);
     let mut world = World::new(options);
     let steps = world.run();
+    world.count_moves();
+    if world.api.watch_gaps > 0 {
+        world.log.count_more(api_fault_name(&ApiFault::WatchGap), world.api.watch_gaps);
+    }
     Report {
         seed: options.seed,
         failure: world.failure,
@@ -181,11 +182,8 @@ impl World {
         let workload = Workload::drawn(&mut random, faults_stop.0);
         let chosen = options.rates.is_none() && random.per_mille(120);
         let crash_at_action = if chosen { Some(random.between(1, 400)) } else { options.crash_at_action };
-        let binding_deadline_ms = random.pick(&[12, 30, 120]).copied().unwrap_or(120);
-        let settings = Settings {
-            binding_deadline_ms: Millis::from_seconds(binding_deadline_ms),
-            ..Settings::default()
-        };
+        let binding_deadline_ms = Millis::from_seconds(random.pick(&[12, 30, 120]).copied().unwrap_or(120));
+        let settings = Settings { binding_deadline_ms, ..Settings::default() };
         let mut world = Self {
             now: Time(0),
 
@@ -194,7 +192,7 @@ impl World {
             api: FakeApi::new(FaultPlan::seeded(random.bits(), rates.api)),
             random,
             log: Log::new(options.trace),
-            facts: Facts::default(),
+            facts: Facts { binding_deadline_ms, ..Facts::default() },
             processes: BTreeMap::new(),
             actions_done: 0,
             crash_at_action,
@@ -340,6 +338,7 @@ impl World {
     /// Nothing goes wrong any more. Connections of the bad time end, as streams do that lost something.
     fn stop_faults(&mut self) {
         self.faults = false;
+        self.facts.is_calm = true;
         self.api.faults.stop();
         self.log.line(self.now, format_args!("faults stop"));
         let links: Vec<u64> = self.hosts.values().filter_map(|host| host.link).collect();
@@ -352,50 +351,6 @@ impl World {
             self.after(first + at as u64, Happening::User(step));
         }
         self.after(first * 2, Happening::Tidy);
-    }
-
-    /// Gangs that have fewer pods than they need hold the quota they were admitted with: somebody takes them back.
-    fn tidy(&mut self) {
-        for gang in short_of_pods(&self.facts) {
-            self.tidied_at = self.now;
-            let job = self.facts.groups.get(&gang).and_then(|group| group.job.as_ref());
-            if let Some(job) = job.and_then(|uid| gang.name.strip_suffix(&format!("-{uid}"))) {
-                self.user(Step::Delete(Kind::Job, job.to_owned()));
-                continue;
-            }
-            let pods = self.facts.pods.values().filter(|pod| pod.gang == gang);
-            let names: Vec<String> = pods.map(|pod| pod.name.name.to_string()).collect();
-            for name in names {
-                self.user(Step::Delete(Kind::Pod, name));
-            }
-            self.user(Step::Delete(Kind::PodGroup, gang.name.to_string()));
-        }
-        if !is_done(&self.facts) {
-            self.after(TIDY_MS, Happening::Tidy);
-        }
-    }
-
-    fn user(&mut self, step: Step) {
-        let mutation = match step {
-            Step::Create(object) => Mutation::Create(object),
-            Step::Delete(kind, name) => Mutation::Delete {
-                key: ObjectKey::new(kind, NAMESPACE, &name),
-                preconditions: Preconditions::default(),
-            },
-            Step::DeleteSomePod(choice) => {
-                let (pods, _) = self.api.store.list(Some(Kind::Pod));
-                let bound: Vec<_> = pods.iter().filter(|pod| node_name(pod).is_some()).collect();
-                let among = if choice % 3 == 0 || bound.is_empty() { pods.iter().collect() } else { bound };
-                let at = usize::try_from(choice >> 8).unwrap_or(0) % among.len().max(1);
-                let Some(pod) = among.get(at) else { return };
-                Mutation::Delete { key: pod.key(), preconditions: Preconditions::default() }
-            }
-        };
-        self.log.line(self.now, format_args!("user: {} {}", mutation.verb(), mutation.target()));
-        self.log.count(&format!("user {}", mutation.verb()));
-        // What is to be deleted may be gone: that is the user's own affair.
-        let _ = self.api.write(None, mutation, self.now);
-        self.api_changed();
     }
 
     /// After a write: whoever follows the API is woken.

@@ -11,11 +11,16 @@ use crate::facts::Facts;
 /// A pod that was deleted counts as bound for so long: the coordinator learns of its deletion later, and decides
 /// by what it knows.
 const LAG_MS: Millis = Millis(8_000);
+/// A minimum that was changed counts for so long: what was decided under it is still being done.
+const MINIMUM_LAG_MS: Millis = Millis(60_000);
 
 /// What is remembered of a gang.
 #[derive(Clone, Debug, Default)]
 struct Memory {
+    /// The lowest minimum that counts now.
     min_member: u32,
+    /// Minima and when they were last in force.
+    minima: BTreeMap<u32, Time>,
     /// Its minimum was bound since it last had no bound pod: what is missing now has ended or was deleted.
     was_whole: bool,
     /// When each of its pods was last seen bound.
@@ -48,7 +53,10 @@ impl AllOrNothing {
             count.succeeded += u32::from(pod.phase == PodPhase::Succeeded);
         }
         for (name, group) in &facts.groups {
-            self.gangs.entry(name.clone()).or_default().min_member = group.min_member;
+            let memory = self.gangs.entry(name.clone()).or_default();
+            memory.minima.insert(group.min_member, facts.now);
+            memory.minima.retain(|_, last| *last + MINIMUM_LAG_MS >= facts.now);
+            memory.min_member = memory.minima.keys().next().copied().unwrap_or(group.min_member);
         }
         self.gangs.retain(|name, _| facts.groups.contains_key(name) || counts.contains_key(name));
         for (uid, pod) in facts.pods.iter().filter(|(_, pod)| pod.is_live()) {

@@ -1,0 +1,154 @@
+//! What users do to the API: they create, change and delete, and at the end put right what they left incomplete.
+
+use phalanx_coordinator::api::store::node_name;
+use phalanx_coordinator::api::{Kind, Mutation, Object, ObjectKey, Preconditions};
+use serde_json::{Value, json};
+
+use crate::checkers::liveness::{is_done, short_of_pods};
+use crate::workload::{Change, NAMESPACE, Step};
+use crate::world::{Happening, World};
+
+/// So often users look after what they left incomplete.
+const TIDY_MS: u64 = 30_000;
+
+impl World {
+    /// A user does something. What it is done to may be gone: that is the user's own affair.
+    pub(crate) fn user(&mut self, step: Step) {
+        match step {
+            Step::Create(object) => {
+                self.log.count("user creates");
+                self.create(*object);
+            }
+            Step::AddPod(object) => {
+                self.log.count("user adds a pod to a gang");
+                self.create(*object);
+            }
+            Step::Restore(object) => self.restore(*object),
+            Step::Delete(kind, name) => self.delete(&key_of(kind, &name)),
+            Step::DeleteSomePod(choice) => {
+                let (pods, _) = self.api.store.list(Some(Kind::Pod));
+                let bound: Vec<_> = pods.iter().filter(|pod| node_name(pod).is_some()).collect();
+                let among = if choice % 3 == 0 || bound.is_empty() { pods.iter().collect() } else { bound };
+                let at = usize::try_from(choice >> 8).unwrap_or(0) % among.len().max(1);
+                let Some(pod) = among.get(at) else { return };
+                self.delete(&pod.key());
+            }
+            Step::Change(kind, name, change) => self.change(&key_of(kind, &name), change),
+        }
+    }
+
+    fn create(&mut self, object: Object) {
+        let key = object.key();
+        if let Some(created) = self.as_user(Mutation::Create(Box::new(object))) {
+            self.facts.created.insert(key, created.metadata.uid.clone());
+            self.api_changed();
+        }
+    }
+
+    /// Makes an object what it was at first.
+    fn restore(&mut self, object: Object) {
+        let key = object.key();
+        let Ok(stored) = self.api.store.get(&key) else {
+            self.create(object);
+            return;
+        };
+        let mut wanted = Object::clone(&stored);
+        wanted.spec = object.spec;
+        self.as_user(Mutation::Update(Box::new(wanted)));
+        if key.kind == Kind::Queue {
+            self.set_queue_state(&key, "Open");
+        }
+        self.api_changed();
+    }
+
+    fn delete(&mut self, key: &ObjectKey) {
+        self.log.count(match key.kind {
+            Kind::Queue => "user deletes a queue",
+            Kind::PriorityClass => "user deletes a priority class",
+            Kind::Node => "user deletes a node",
+            Kind::PodGroup => "user deletes a pod group",
+            Kind::Pod => "user deletes a pod",
+            Kind::Job => "user deletes a job",
+            Kind::GangPlan => "user deletes a plan",
+        });
+        if let Ok(stored) = self.api.store.get(key) {
+            self.facts.may_go.insert(stored.metadata.uid.clone());
+        }
+        self.as_user(Mutation::Delete { key: key.clone(), preconditions: Preconditions::default() });
+        self.api_changed();
+    }
+
+    fn change(&mut self, key: &ObjectKey, change: Change) {
+        let Ok(stored) = self.api.store.get(key) else { return };
+        let mut wanted = Object::clone(&stored);
+        match change {
+            Change::MinMember(minimum) => {
+                self.log.count("user changes minMember");
+                wanted.spec["minMember"] = json!(minimum);
+            }
+            Change::Size { replicas, minimum } => {
+                self.log.count("user changes the size of a job");
+                wanted.spec["minAvailable"] = json!(minimum);
+                wanted.spec["tasks"][0]["replicas"] = json!(replicas);
+            }
+            Change::Ceiling(gpus) => {
+                self.log.count("user changes the ceiling of a queue");
+                wanted.spec["capability"] = json!({ "nvidia.com/gpu": gpus });
+            }
+            Change::Close => {
+                self.log.count("user closes a queue");
+                self.set_queue_state(key, "Closed");
+                self.api_changed();
+                return;
+            }
+            Change::Node(spec) => {
+                self.log.count("user changes a node");
+                wanted.spec = spec;
+            }
+        }
+        self.as_user(Mutation::Update(Box::new(wanted)));
+        self.api_changed();
+    }
+
+    fn set_queue_state(&mut self, key: &ObjectKey, state: &str) {
+        let Ok(stored) = self.api.store.get(key) else { return };
+        let mut status = stored.status.clone();
+        if !status.is_object() {
+            status = Value::Object(serde_json::Map::new());
+        }
+        status["state"] = json!(state);
+        let preconditions = Preconditions::default();
+        self.as_user(Mutation::UpdateStatus { key: key.clone(), preconditions, status });
+    }
+
+    fn as_user(&mut self, mutation: Mutation) -> Option<std::sync::Arc<Object>> {
+        self.log.line(self.now, format_args!("user: {} {}", mutation.verb(), mutation.target()));
+        self.api.write(None, mutation, self.now).ok()
+    }
+
+    /// Gangs that have fewer pods than they need hold the quota they were admitted with: somebody takes them back.
+    pub(crate) fn tidy(&mut self) {
+        for gang in short_of_pods(&self.facts) {
+            self.tidied_at = self.now;
+            let job = self.facts.groups.get(&gang).and_then(|group| group.job.as_ref());
+            if let Some(job) = job.and_then(|uid| gang.name.strip_suffix(&format!("-{uid}"))) {
+                self.user(Step::Delete(Kind::Job, job.to_owned()));
+                continue;
+            }
+            let pods = self.facts.pods.values().filter(|pod| pod.gang == gang);
+            let names: Vec<String> = pods.map(|pod| pod.name.name.to_string()).collect();
+            for name in names {
+                self.user(Step::Delete(Kind::Pod, name));
+            }
+            self.user(Step::Delete(Kind::PodGroup, gang.name.to_string()));
+        }
+        if !is_done(&self.facts) {
+            self.after(TIDY_MS, Happening::Tidy);
+        }
+    }
+}
+
+fn key_of(kind: Kind, name: &str) -> ObjectKey {
+    let namespace = if kind.is_cluster_scoped() { "" } else { NAMESPACE };
+    ObjectKey::new(kind, namespace, name)
+}
