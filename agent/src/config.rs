@@ -194,7 +194,8 @@ fn coordinators(values: &mut Values) -> Vec<String> {
     let expected = "HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:7410";
     let good = |text: &str| {
         text.rsplit_once(':').is_some_and(|(host, port)| {
-            let named = !host.is_empty() && !host.contains(|letter: char| letter == '/' || letter.is_whitespace());
+            let named =
+                !host.is_empty() && !host.contains(|letter: char| letter == '/' || letter.is_whitespace());
             named && port.parse::<u16>().is_ok_and(|port| port > 0)
         })
     };
@@ -300,7 +301,10 @@ mod tests {
         for (text, expected) in [
             ("\nlog-format = \"xml\"", format!("{file}:2: log-format: must be text or json, found \"xml\"")),
             ("\n\ncoordinator = [\"x\"]", format!("{file}:3: coordinator: must be HOST:PORT")),
-            ("nodes = \"x\"", format!("{file}:1: unknown key \"nodes\"; did you mean node?; known keys: node, ")),
+            (
+                "nodes = \"x\"",
+                format!("{file}:1: unknown key \"nodes\"; did you mean node?; known keys: node, "),
+            ),
             ("node = 5.5.5", format!("{file}:1: is not valid TOML: ")),
             ("node = [\"a\"]", format!("{file}:1: node: must be a node name")),
             ("node = ", format!("{file}:1: is not valid TOML: ")),

@@ -180,7 +180,14 @@ impl RunArguments {
         let settings = settings(&mut values);
         let state_dir = state_dir(&mut values);
         values.finish()?;
-        Ok(Config { state_dir, listen, admin, log_format: log_format.unwrap_or_default(), settings, recording })
+        Ok(Config {
+            state_dir,
+            listen,
+            admin,
+            log_format: log_format.unwrap_or_default(),
+            settings,
+            recording,
+        })
     }
 }
 
@@ -371,7 +378,11 @@ mod tests {
              \"[\\\"127.0.0.1:1\\\"]\"\n\
              error: FILE:2: refusal-budget: must be a whole number from 1 to 1000, found \"99999999999999999999\""
         );
-        assert!(file("[coordinator]\nlisten = \"127.0.0.1:1\"\n").unwrap_err().starts_with("FILE:1: unknown key \"coordinator\""));
+        assert!(
+            file("[coordinator]\nlisten = \"127.0.0.1:1\"\n")
+                .unwrap_err()
+                .starts_with("FILE:1: unknown key \"coordinator\"")
+        );
     }
 
     #[test]
@@ -383,7 +394,10 @@ mod tests {
             arguments.config = Some(path.clone());
             arguments.listen = Some("127.0.0.1:0".to_owned());
         });
-        assert!(error.starts_with(&format!("{}:1: listen: must be an IP address", path.display())), "{error}");
+        assert!(
+            error.starts_with(&format!("{}:1: listen: must be an IP address", path.display())),
+            "{error}"
+        );
     }
 
     #[test]

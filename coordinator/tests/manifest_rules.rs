@@ -230,7 +230,7 @@ fn wrong_jobs_say_what_is_allowed() {
     );
     refused(
         &job(&format!("tasks: [{{name: w, {TEMPLATE}}}, {{name: w, {TEMPLATE}}}]")),
-        "5: error: spec.tasks[1]: two tasks are named \"w\"",
+        "5: error: spec.tasks[1]: two tasks are named \"w\": rename one",
     );
     refused(&job("tasks: [{name: w}]"), "5: error: spec.tasks[0].template: missing: must be a pod template");
     refused(
@@ -303,7 +303,7 @@ fn wrong_pods_say_what_is_allowed() {
     );
     refused(
         &pod("containers: [{name: c}, {name: c}]"),
-        "6: error: spec.containers[1].name: two containers are named \"c\"",
+        "6: error: spec.containers[1].name: two containers are named \"c\": rename one",
     );
     refused(&pod("containers: c"), "6: error: spec.containers: must be a list, found \"c\"");
     refused(
@@ -454,7 +454,7 @@ fn kinds_and_versions_are_checked() {
     );
     refused(
         "kind: Queue\nmetadata: {name: a}\n",
-        "1: error: apiVersion: missing: must be the kind's group and version",
+        "1: error: apiVersion: missing: must be scheduling.volcano.sh/v1beta1",
     );
     refused(
         "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n",
@@ -490,7 +490,7 @@ fn one_wrong_document_does_not_stop_the_others() {
     assert_eq!(names, ["q2", "g", "q3"]);
     let errors = lines(&text);
     assert_eq!(errors[0], "f.yaml:5: error: spec.weight: must be between 1 and 65535, found 0");
-    assert!(errors[1].starts_with("f.yaml:14: error: not valid YAML: "), "{errors:?}");
+    assert!(errors[1].starts_with("f.yaml:13: error: not valid YAML: "), "{errors:?}");
     assert_eq!(errors.len(), 2);
 }
 
@@ -543,7 +543,10 @@ fn bombs_are_refused_quickly() {
     refused("a: &a [*a]\n", "1: error: an alias to something that contains it, or is not there");
     let large = "#".repeat(MAX_MANIFEST_BYTES + 1);
     refused(&large, "1: error: the file has 4194305 bytes; at most 4194304 are read: split it");
-    refused("a: 1\na: 2\n", "2: error: \"a\" is given twice in one mapping");
+    refused(
+        "a: 1\na: 2\n",
+        "2: error: \"a\" is given twice in one mapping, first at line 1: remove one of them",
+    );
     refused(
         "a: 1\n# \u{0}\nkind: Pod\n",
         "2: error: not valid YAML: the control character U+0000 is not allowed",

@@ -15,6 +15,8 @@ use crate::places::{line_of, toml_error};
 
 /// A file larger than this is no configuration.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Problems that are shown: a file of nonsense must not become megabytes of text.
+const PROBLEMS_SHOWN: usize = 20;
 /// Longest value that is shown in a text.
 const SHOWN_LETTERS: usize = 80;
 
@@ -96,11 +98,14 @@ pub struct Problems(pub Vec<Problem>);
 
 impl fmt::Display for Problems {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, problem) in self.0.iter().enumerate() {
+        for (at, problem) in self.0.iter().take(PROBLEMS_SHOWN).enumerate() {
             let start = if at == 0 { "" } else { "\nerror: " };
             write!(formatter, "{start}{problem}")?;
         }
-        Ok(())
+        match self.0.len().saturating_sub(PROBLEMS_SHOWN) {
+            0 => Ok(()),
+            more => write!(formatter, "\nerror: {more} more are not shown: repair these first"),
+        }
     }
 }
 
@@ -158,7 +163,8 @@ impl Values {
     /// # Errors
     /// It cannot be read, or is no TOML. Unknown keys are told by `finish`.
     pub fn read_file(&mut self, path: &Path) -> Result<(), Problems> {
-        let failed = |cause: std::io::Error| Problem::Read { path: path.to_owned(), cause: cause.to_string() };
+        let failed =
+            |cause: std::io::Error| Problem::Read { path: path.to_owned(), cause: cause.to_string() };
         if std::fs::metadata(path).map_err(failed)?.len() > MAX_FILE_BYTES {
             return Err(Problem::Size { path: path.to_owned() }.into());
         }
@@ -187,11 +193,16 @@ impl Values {
         })?;
         let mut entries: Vec<_> = table.get_ref().iter().collect();
         entries.sort_by_key(|(key, _)| key.span().start);
+        let (mut line, mut counted) = (1, 0);
         for (key, value) in entries {
-            let line = line_of(text, key.span().start);
+            // Counted on from the entry before: a count from the start for each would take its square.
+            line += line_of(text.get(counted..).unwrap_or_default(), key.span().start - counted) - 1;
+            counted = key.span().start;
             let name: &str = key.get_ref();
             let Some(known) = self.keys.iter().copied().find(|known| *known == name) else {
-                self.problems.push(unknown(path, line, name, self.keys));
+                // Those that are not shown cost no search for near names.
+                let keys = if self.problems.len() < PROBLEMS_SHOWN { self.keys } else { &[] };
+                self.problems.push(unknown(path, line, name, keys));
                 continue;
             };
             let takes_list = self.lists.contains(&known);
@@ -270,7 +281,13 @@ impl Values {
     }
 
     /// A duration such as `10s` or `1m 30s`.
-    pub fn duration(&mut self, key: &'static str, default: Duration, least: Duration, most: Duration) -> Duration {
+    pub fn duration(
+        &mut self,
+        key: &'static str,
+        default: Duration,
+        least: Duration,
+        most: Duration,
+    ) -> Duration {
         let [least_text, most_text, default_text] = [least, most, default].map(shown);
         let expected = format!("a duration from {least_text} to {most_text} such as {default_text}");
         let rule = |written: &Written| {

@@ -6,9 +6,10 @@ use phalanx_common::gang::{ContainerKind, ContainerRequest};
 use phalanx_common::resources::{
     CPU, MAX_RESOURCE_NAMES, MEMORY, NVIDIA_GPU, ResourceName, Resources, format_amount, parse_quantity,
 };
+use phalanx_text::closest;
 use serde_json::{Map, Value};
 
-use super::reader::{Cursor, Sink, closest};
+use super::reader::{Cursor, Sink};
 use super::tree::Tree;
 
 /// Reads a list of resources, `{cpu: 2, nvidia.com/gpu: 8}`.
@@ -43,10 +44,33 @@ pub fn read_resources(cursor: &Cursor<'_>, sink: &mut Sink) -> Resources {
         warn_of_name(&value, key, sink);
         match parse_quantity(&name, text) {
             Ok(amount) => resources.set(name, amount),
-            Err(problem) => value.error(sink, problem.to_string()),
+            Err(problem) => value.error(sink, format!("{problem}{}", unit_hint(&name, text))),
         }
     }
     resources
+}
+
+/// What was meant by a unit that people write and Kubernetes does not read: `16GB`, `16 GiB`, `16gi`.
+fn unit_hint(name: &ResourceName, text: &str) -> String {
+    let letters = text.trim_end_matches(|letter: char| !letter.is_ascii_alphanumeric());
+    let number = letters.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = letters[number.len()..].to_ascii_lowercase();
+    let unit = match unit.strip_suffix('b').unwrap_or(&unit) {
+        "k" => "k",
+        "m" if unit != "m" => "M",
+        "g" => "G",
+        "t" => "T",
+        "ki" => "Ki",
+        "mi" => "Mi",
+        "gi" => "Gi",
+        "ti" => "Ti",
+        _ => return String::new(),
+    };
+    let meant = format!("{}{unit}", number.trim());
+    match parse_quantity(name, &meant) {
+        Ok(_) => format!("; did you mean {meant}?"),
+        Err(_) => String::new(),
+    }
 }
 
 /// A name that no node can offer, or that is a slip of the hand, is allowed and warned about.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_text::closest;
 use serde_json::{Map, Value};
 
 use super::amounts::resources_to_json;
@@ -34,9 +35,8 @@ pub fn parse(text: &str, file: &str) -> Parsed {
     for document in &documents {
         reader.read_document(document, "", 0);
     }
-    let mut diagnostics = reader.sink.diagnostics;
-    diagnostics.sort_by_key(|diagnostic| diagnostic.line);
-    Parsed { objects: reader.objects, lines: reader.starts, diagnostics }
+    reader.refuse_circles();
+    Parsed { objects: reader.objects, lines: reader.starts, diagnostics: reader.sink.finish() }
 }
 
 struct Reader {
@@ -58,7 +58,9 @@ impl Reader {
         let Some(kind) = kind.and_then(|at| at.text(&mut self.sink).map(|text| (at.clone(), text))) else {
             return;
         };
-        let version = fields.required(&mut self.sink, "apiVersion", "the kind's group and version");
+        let known = Kind::ALL.into_iter().find(|known| known.as_str() == kind.1);
+        let wanted = known.map_or("the kind's group and version", Kind::api_version);
+        let version = fields.required(&mut self.sink, "apiVersion", wanted);
         let Some(version) = version.and_then(|at| at.text(&mut self.sink).map(|text| (at.clone(), text)))
         else {
             return;
@@ -79,7 +81,8 @@ impl Reader {
     fn read_list(&mut self, fields: &mut Fields<'_>, depth: usize) {
         let Some(items) = fields.get("items") else { return };
         if depth > 0 {
-            items.error(&mut self.sink, "a List within a List is not read");
+            items
+                .error(&mut self.sink, "a List within a List is not read: move its items into the outer one");
             return;
         }
         for item in items.list(&mut self.sink).into_iter().flatten() {
@@ -103,7 +106,12 @@ impl Reader {
         let served = Kind::ALL.into_iter().find(|served| served.as_str() == *kind);
         match served {
             Some(Kind::GangPlan) => {
-                self.sink.push(Severity::Error, line, "", "GangPlan is written by the coordinator only");
+                self.sink.push(
+                    Severity::Error,
+                    line,
+                    "",
+                    "GangPlan is written by the coordinator only: remove it",
+                );
                 None
             }
             Some(served) if served.api_version() == *version => Some(served),
@@ -117,7 +125,10 @@ impl Reader {
                 None
             }
             None => {
-                let message = if is_operator_kind(version) {
+                let names = Kind::ALL.into_iter().filter(|kind| *kind != Kind::GangPlan).map(Kind::as_str);
+                let message = if let Some(near) = closest(kind, names) {
+                    format!("{} is not a kind that is served; did you mean {near}?", shorten(kind))
+                } else if is_operator_kind(version) {
                     format!(
                         "{} ({}) needs its operator and a Kubernetes cluster; standalone mode serves {SERVED}",
                         shorten(kind),
@@ -176,6 +187,31 @@ impl Reader {
             Kind::GangPlan => return None,
         }
         Some(Object { kind, metadata, spec: json, status: Value::Null })
+    }
+
+    /// Queues whose parents lead back to themselves. Those of this file only: others may come later.
+    fn refuse_circles(&mut self) {
+        let parents: BTreeMap<&str, &str> = self
+            .objects
+            .iter()
+            .filter(|object| object.kind == Kind::Queue)
+            .filter_map(|queue| Some((&*queue.metadata.name, queue.spec.get("parent")?.as_str()?)))
+            .collect();
+        let mut wrong = Vec::new();
+        for (at, object) in self.objects.iter().enumerate() {
+            let name = object.metadata.name.as_str();
+            let up = |queue: &&str| parents.get(queue).copied();
+            let mut above = std::iter::successors(parents.get(name).copied(), up).take(parents.len());
+            if object.kind == Kind::Queue && above.any(|parent| parent == name) {
+                wrong.push(at);
+                let message = format!("the parents of queue {name} lead back to it: name another parent");
+                self.sink.push(Severity::Error, self.starts[at], "spec.parent", message);
+            }
+        }
+        for at in wrong.into_iter().rev() {
+            self.objects.remove(at);
+            self.starts.remove(at);
+        }
     }
 
     fn add(&mut self, object: Object, cursor: &Cursor<'_>) {

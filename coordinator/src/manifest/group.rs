@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_common::resources::{CPU, MEMORY, Resources};
+use phalanx_common::resources::{CPU, MEMORY, Resources, format_amount};
 
 use super::amounts::read_resources;
 use super::names::{DEFAULT_QUEUE, read_name};
-use super::reader::{Cursor, Sink};
+use super::reader::{Cursor, Fields, Sink};
 
 /// What we read of a Queue's spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,16 +85,7 @@ pub fn read_queue(cursor: Option<&Cursor<'_>>, sink: &mut Sink) -> QueueFields {
             }
         }
     }
-    for name in ["guarantee", "deserved"] {
-        let Some(at) = fields.get(name) else { continue };
-        if name == "deserved" {
-            read_resources(&at, sink);
-        } else if let Some(mut guarantee) = at.fields(sink) {
-            guarantee.get("resource").map(|at| read_resources(&at, sink));
-            guarantee.finish(sink);
-        }
-        at.warn_not_honoured(sink);
-    }
+    read_shares(&mut fields, &queue.capability, sink);
     if let Some(at) = fields.get("reclaimable")
         && at.boolean(sink).is_some()
     {
@@ -113,6 +104,40 @@ pub fn read_queue(cursor: Option<&Cursor<'_>>, sink: &mut Sink) -> QueueFields {
     fields.not_honoured(sink, &["affinity", "extendClusters", "type"]);
     fields.finish(sink);
     queue
+}
+
+/// `guarantee` and `deserved` have no effect yet; they are checked: guarantee ≤ deserved ≤ capability.
+fn read_shares(fields: &mut Fields<'_>, capability: &Resources, sink: &mut Sink) {
+    let mut deserved = Resources::new();
+    if let Some(at) = fields.get("deserved") {
+        deserved = read_resources(&at, sink);
+        at_most(&at, &deserved, "capability", capability, sink);
+        at.warn_not_honoured(sink);
+    }
+    let Some(at) = fields.get("guarantee") else { return };
+    if let Some(mut guarantee) = at.fields(sink) {
+        if let Some(at) = guarantee.get("resource") {
+            let resources = read_resources(&at, sink);
+            at_most(&at, &resources, "deserved", &deserved, sink);
+            at_most(&at, &resources, "capability", capability, sink);
+        }
+        guarantee.finish(sink);
+    }
+    at.warn_not_honoured(sink);
+}
+
+/// A resource that the limit does not name has none.
+fn at_most(at: &Cursor<'_>, resources: &Resources, limit_name: &str, limits: &Resources, sink: &mut Sink) {
+    for (name, amount) in resources.iter() {
+        if let Some(limit) = limits.get(name.as_str())
+            && amount > limit
+        {
+            let text = |amount| format_amount(name.as_str(), amount);
+            let message =
+                format!("must be at most {limit_name}, which is {}, found {}", text(limit), text(amount));
+            at.entry_or_self(name.as_str()).error(sink, message);
+        }
+    }
 }
 
 /// Reads a PodGroup's spec; it may be absent.

@@ -135,7 +135,7 @@ fn read_tasks(cursor: &Cursor<'_>, job_name: &str, job: &mut JobFields, sink: &m
             );
         }
         if job.tasks.iter().any(|other| other.name == task.name) {
-            task_cursor.error(sink, format!("two tasks are named {:?}", task.name));
+            task_cursor.error(sink, format!("two tasks are named {:?}: rename one", task.name));
             continue;
         }
         job.tasks.push(task);

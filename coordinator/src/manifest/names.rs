@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_common::units::Millis;
+use phalanx_text::did_you_mean;
 
-use super::reader::{Cursor, Sink, closest};
+use super::reader::{Cursor, Sink};
 use super::tree::shorten;
 
 /// Name of the scheduler in `schedulerName`.
@@ -158,7 +159,7 @@ pub fn read_annotations(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String
         if let Some(problem) = problem {
             value.error(sink, problem);
         } else if key.starts_with("phalanx.dev/") && !OURS.contains(&key) {
-            let hint = closest(key, OURS).map_or_else(String::new, |name| format!("; did you mean {name}?"));
+            let hint = did_you_mean(key, OURS);
             value.warn(sink, format!("unknown annotation, ignored{hint}"));
         }
         annotations.insert(key.to_owned(), text.to_owned());

@@ -29,7 +29,7 @@ pub struct PodFields {
 }
 
 /// Fields that mean nothing for placement.
-const IGNORED: [&str; 25] = [
+const IGNORED: [&str; 24] = [
     "activeDeadlineSeconds",
     "automountServiceAccountToken",
     "dnsConfig",
@@ -54,7 +54,6 @@ const IGNORED: [&str; 25] = [
     "shareProcessNamespace",
     "subdomain",
     "terminationGracePeriodSeconds",
-    "tolerations",
 ];
 
 /// Fields of a container that mean nothing for placement.
@@ -99,12 +98,44 @@ pub fn read_pod(cursor: &Cursor<'_>, sink: &mut Sink) -> PodFields {
     pod.scheduler = fields.get("schedulerName").and_then(|at| read_scheduler(&at, sink));
     pod.priority_class = fields.get("priorityClassName").and_then(|at| read_name(&at, sink));
     pod.node = fields.get("nodeName").and_then(|at| read_name(&at, sink));
+    if let Some(tolerations) = fields.get("tolerations") {
+        check_tolerations(&tolerations, sink);
+    }
     read_constraints(&mut fields, &mut pod.blockers, sink);
     fields.not_honoured(sink, &["preemptionPolicy"]);
     fields.ignore(&IGNORED);
     fields.ignore(&["ephemeralContainers"]);
     fields.finish(sink);
     pod
+}
+
+/// Taints keep nobody away yet, so that tolerations mean nothing; wrong ones are told all the same.
+fn check_tolerations(cursor: &Cursor<'_>, sink: &mut Sink) {
+    for at in cursor.list(sink).into_iter().flatten() {
+        let Some(mut fields) = at.fields(sink) else { continue };
+        let key = fields.get("key").and_then(|at| at.text(sink)).unwrap_or_default();
+        let operator = fields.get("operator").map(|at| at.one_of(sink, &["Exists", "Equal"]));
+        let value = fields.get("value");
+        let text = value.as_ref().and_then(|at| at.text(sink)).unwrap_or_default();
+        if let Some(value) = &value
+            && operator == Some(Some("Exists"))
+            && !text.is_empty()
+        {
+            value.error(sink, "must be left out with operator: Exists");
+        }
+        if key.is_empty() && operator != Some(Some("Exists")) && operator != Some(None) {
+            at.error(sink, "without a key the operator must be Exists");
+        }
+        if let Some(at) = fields.get("effect")
+            && at.text(sink) != Some("")
+        {
+            at.one_of(sink, &["NoSchedule", "PreferNoSchedule", "NoExecute"]);
+        }
+        if let Some(at) = fields.get("tolerationSeconds") {
+            at.whole(sink, i64::MIN, i64::MAX);
+        }
+        fields.finish(sink);
+    }
 }
 
 /// Reads `schedulerName`: ours, or Volcano's.
@@ -131,7 +162,7 @@ fn read_container(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &m
     if let Some(at) = &name_at
         && pod.request.containers.iter().any(|other| *other.name == *name && !name.is_empty())
     {
-        at.error(sink, format!("two containers are named {name:?}"));
+        at.error(sink, format!("two containers are named {name:?}: rename one"));
     }
     let mut kind = if init { ContainerKind::Init } else { ContainerKind::App };
     if let Some(at) = fields.get("restartPolicy") {

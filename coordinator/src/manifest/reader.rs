@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use phalanx_text::did_you_mean;
 use serde::{Deserialize, Serialize};
 
 use super::tree::{Entry, Node, Tree, shorten};
@@ -52,6 +53,9 @@ pub struct Sink {
     file: String,
     /// What was found so far.
     pub diagnostics: Vec<Diagnostic>,
+    errors: usize,
+    /// Those that are not kept, because there are too many.
+    dropped: usize,
 }
 
 /// Diagnostics of one file stop here: a file of nonsense must not become megabytes of text.
@@ -64,13 +68,15 @@ impl Sink {
     /// For a file of this name.
     #[must_use]
     pub fn new(file: &str) -> Self {
-        Self { file: file.to_owned(), diagnostics: Vec::new() }
+        Self { file: file.to_owned(), diagnostics: Vec::new(), errors: 0, dropped: 0 }
     }
 
     /// Adds a diagnostic.
     pub fn push(&mut self, severity: Severity, line: usize, field: &str, message: impl Into<String>) {
-        // Errors always come in, because they decide whether an object is applied.
-        if self.diagnostics.len() < MAX_DIAGNOSTICS || severity == Severity::Error {
+        self.errors += usize::from(severity == Severity::Error);
+        if self.is_full() {
+            self.dropped += 1;
+        } else {
             self.diagnostics.push(Diagnostic {
                 severity,
                 file: self.file.clone(),
@@ -81,10 +87,29 @@ impl Sink {
         }
     }
 
-    /// Number of errors so far.
+    /// Number of errors so far, kept or not: they decide whether an object is applied.
     #[must_use]
-    pub fn errors(&self) -> usize {
-        self.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error).count()
+    pub const fn errors(&self) -> usize {
+        self.errors
+    }
+
+    /// True where no more is kept.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.diagnostics.len() >= MAX_DIAGNOSTICS
+    }
+
+    /// All that is kept, by line; the last one says how many are not.
+    #[must_use]
+    pub fn finish(mut self) -> Vec<Diagnostic> {
+        self.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
+        if let Some(last) = self.diagnostics.last().filter(|_| self.dropped > 0) {
+            let message = format!("{} more are not shown: repair these first", self.dropped);
+            let last =
+                Diagnostic { severity: Severity::Error, message, field: String::new(), ..last.clone() };
+            self.diagnostics.push(last);
+        }
+        self.diagnostics
     }
 }
 
@@ -138,7 +163,17 @@ impl<'n> Cursor<'n> {
             (Tree::Number { .. } | Tree::Bool(_), "text") => ": put it in quotes",
             (Tree::Text(text), "a whole number") if text.parse::<i64>().is_ok() => ": drop the quotes",
             (Tree::Text(_), "true or false") => ": write true or false without quotes",
+            // `name:value` is one word in YAML.
+            (Tree::Text(text), "a mapping")
+                if text.split_once(':').is_some_and(|(_, rest)| !rest.is_empty()) =>
+            {
+                ": write a space after the colon"
+            }
             _ => "",
+        };
+        let wanted = match (wanted, self.path.is_empty()) {
+            ("a mapping", true) => "an object with apiVersion, kind and metadata",
+            _ => wanted,
         };
         self.error(sink, format!("must be {wanted}, found {}{hint}", self.node.describe()));
     }
@@ -317,44 +352,13 @@ impl<'n> Fields<'n> {
         let unknown: Vec<&Entry> =
             self.entries.iter().filter(|entry| !self.known.contains(&&*entry.key)).collect();
         for entry in unknown.iter().take(MAX_UNKNOWN_FIELDS) {
-            let hint = closest(&entry.key, self.known.iter().copied())
-                .map_or_else(String::new, |name| format!("; did you mean {name}?"));
+            // A hint that nobody sees must cost no time.
+            let known = self.known.iter().copied().take(if sink.is_full() { 0 } else { usize::MAX });
+            let hint = did_you_mean(&entry.key, known);
             self.cursor.entry_cursor(entry).warn(sink, format!("unknown field, ignored{hint}"));
         }
         if let Some(more) = unknown.len().checked_sub(MAX_UNKNOWN_FIELDS).filter(|more| *more > 0) {
             self.cursor.warn(sink, format!("{more} more unknown fields, ignored"));
         }
     }
-}
-
-/// The candidate that is close enough to `text` to be a slip of the hand.
-pub fn closest<'c>(text: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
-    if text.len() > 80 {
-        return None;
-    }
-    let wanted: Vec<char> = text.to_lowercase().chars().collect();
-    let most = (wanted.len() / 3).clamp(1, 3);
-    candidates
-        .into_iter()
-        .map(|candidate| {
-            (distance(&wanted, &candidate.to_lowercase().chars().collect::<Vec<_>>()), candidate)
-        })
-        .filter(|(distance, _)| *distance <= most)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
-}
-
-/// Number of letters to insert, drop or replace.
-fn distance(first: &[char], second: &[char]) -> usize {
-    let mut row: Vec<usize> = (0..=second.len()).collect();
-    for (at, letter) in first.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = at + 1;
-        for (other_at, other) in second.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != other);
-            diagonal = row[other_at + 1];
-            row[other_at + 1] = replaced.min(row[other_at] + 1).min(diagonal + 1);
-        }
-    }
-    row[second.len()]
 }

@@ -1,6 +1,6 @@
 //! YAML text to trees that know their lines. Limits first: the text comes from people and the network.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
@@ -148,7 +148,7 @@ pub fn parse_documents(text: &str) -> (Vec<Node>, Vec<TreeError>) {
     for (first_line, chunk) in chunks(text) {
         let mut builder = Builder::new(first_line, &mut budget);
         if let Err(error) = builder.run(chunk) {
-            errors.push(error);
+            errors.push(explained(error, first_line, chunk));
         }
         documents.append(&mut builder.documents);
         if documents.len() > MAX_DOCUMENTS {
@@ -159,6 +159,30 @@ pub fn parse_documents(text: &str) -> (Vec<Node>, Vec<TreeError>) {
         }
     }
     (documents, errors)
+}
+
+/// The error on a line that is there, and with the fix where it is a usual slip.
+fn explained(error: TreeError, first_line: usize, chunk: &str) -> TreeError {
+    let lines: Vec<&str> = chunk.lines().collect();
+    let last = first_line + lines.iter().rposition(|line| !line.trim().is_empty()).unwrap_or(0);
+    let line = error.line.min(last);
+    let own = lines.get(line - first_line).copied().unwrap_or_default();
+    let TreeError { mut message, .. } = error;
+    let fix = if own.contains("{{") {
+        "; is it a template? render it first"
+    } else if message.contains("tabs disallowed") || own.starts_with('\t') {
+        "; indent with spaces"
+    } else if message.contains("unknown anchor") {
+        ": an &NAME must stand before its *NAME; put the text in quotes if it begins with *"
+    } else if message.contains("quoted scalar") {
+        "; is a quote left open?"
+    } else if message.contains("flow mapping") || message.contains("flow sequence") {
+        "; is a bracket left open?"
+    } else {
+        ""
+    };
+    message.push_str(fix);
+    TreeError { line, message }
 }
 
 /// The text split at lines that begin a document, so that a syntax error ends one document only.
@@ -203,7 +227,8 @@ enum FrameBody {
 #[derive(Default)]
 struct MapFrame {
     entries: Vec<Entry>,
-    seen: BTreeSet<Arc<str>>,
+    /// Keys and their lines.
+    seen: BTreeMap<Arc<str>, usize>,
     /// The key whose value comes next, its line, and whether it is `<<`.
     key: Option<(Arc<str>, usize, bool)>,
     merged: Vec<Node>,
@@ -372,8 +397,11 @@ impl MapFrame {
             None => return Err(key_error(line)),
             Some((_, _, true)) => self.merged.push(node),
             Some((key, line, false)) => {
-                if !self.seen.insert(Arc::clone(&key)) {
-                    let message = format!("{:?} is given twice in one mapping", shorten(&key));
+                if let Some(first) = self.seen.insert(Arc::clone(&key), line) {
+                    let message = format!(
+                        "{:?} is given twice in one mapping, first at line {first}: remove one of them",
+                        shorten(&key)
+                    );
                     return Err(TreeError { line, message });
                 }
                 self.entries.push(Entry { key, line, node });
@@ -397,7 +425,8 @@ impl MapFrame {
             _ => return Err(TreeError { line, message: "<<: must name a mapping".to_owned() }),
         };
         for entry in sources.into_iter().flatten() {
-            if self.seen.insert(Arc::clone(&entry.key)) {
+            if !self.seen.contains_key(&entry.key) {
+                self.seen.insert(Arc::clone(&entry.key), entry.line);
                 self.entries.push(entry);
             }
         }

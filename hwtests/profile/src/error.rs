@@ -11,7 +11,7 @@ use crate::MAX_PROFILE_BYTES;
 #[derive(Debug, Error)]
 pub enum ProfileError {
     /// The file cannot be read.
-    #[error("{file}: cannot be read: {source}")]
+    #[error("{file}: cannot be read: {source}; name a profile file, such as one of deploy/profiles")]
     Read {
         /// File as given.
         file: String,
@@ -24,7 +24,7 @@ pub enum ProfileError {
         /// File as given.
         file: String,
     },
-    /// Neither JSON nor TOML.
+    /// Neither JSON nor TOML. The file is given with its line.
     #[error("{file}: not valid {format}: {reason}")]
     Syntax {
         /// File as given.
@@ -34,7 +34,7 @@ pub enum ProfileError {
         /// What the parser says, with line and column.
         reason: String,
     },
-    /// A field has a value that is not allowed.
+    /// A field has a value that is not allowed. The file is given with the line, where that is known.
     #[error("{file}: field {field}: {reason}")]
     Field {
         /// File as given.

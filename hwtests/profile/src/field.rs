@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use phalanx_text::did_you_mean;
 use serde_json::Value;
 
 use crate::error::ProfileError;
@@ -29,7 +30,7 @@ impl<'file> Field<'file> {
         ProfileError::Field { file: self.file.to_owned(), field, reason: reason.into() }
     }
 
-    fn expected(&self, expected: &str) -> ProfileError {
+    pub(crate) fn expected(&self, expected: &str) -> ProfileError {
         match self.value {
             None => self.error(format!("is missing: expected {expected}")),
             Some(value) => {
@@ -50,8 +51,13 @@ impl<'file> Field<'file> {
             Some(Value::Object(members)) => members.get(name).filter(|value| !value.is_null()),
             Some(_) => return Err(self.expected("an object")),
         };
+        Ok(Self { value, ..self.child(name) })
+    }
+
+    /// A member that is not there.
+    fn child(&self, name: &str) -> Self {
         let path = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
-        Ok(Self { file: self.file, path, value })
+        Self { file: self.file, path, value: None }
     }
 
     /// Refuses members that are not in `names`: a misspelt field must not be ignored.
@@ -59,7 +65,9 @@ impl<'file> Field<'file> {
         let Some(Value::Object(members)) = self.value else { return Ok(()) };
         match members.keys().find(|key| !names.contains(&key.as_str())) {
             Some(unknown) => {
-                Err(self.error(format!("has no member {unknown:?}; allowed: {}", names.join(", "))))
+                let hint = did_you_mean(unknown, names.iter().copied());
+                let allowed = names.join(", ");
+                Err(self.child(unknown).error(format!("is not a known member{hint}; allowed: {allowed}")))
             }
             None => Ok(()),
         }
@@ -122,12 +130,12 @@ impl<'file> Field<'file> {
 
     /// One of some words.
     pub(crate) fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, ProfileError> {
-        let text = self.text()?;
+        let allowed = || words.iter().map(|(word, _)| *word).collect::<Vec<&str>>().join(", ");
+        let Some(Value::String(text)) = self.value else {
+            return Err(self.expected(&format!("one of {}", allowed())));
+        };
         let found = words.iter().find(|(word, _)| *word == text);
-        found.map(|(_, meaning)| *meaning).ok_or_else(|| {
-            let allowed: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-            self.expected(&format!("one of {}", allowed.join(", ")))
-        })
+        found.map(|(_, meaning)| *meaning).ok_or_else(|| self.expected(&format!("one of {}", allowed())))
     }
 
     /// A text where there is one, whatever the value: for fields that take a number or a text.

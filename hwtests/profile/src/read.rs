@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use phalanx_common::resources::{MEMORY, ResourceName, parse_quantity};
 use phalanx_common::topology::{MAX_GPUS_PER_NODE, MAX_NICS_PER_NODE};
+use phalanx_text::places::{line_of_field, toml_error};
 use serde_json::Value;
 
 use crate::error::ProfileError;
@@ -24,15 +25,37 @@ const MAX_MEMORY_MIB: u64 = 1 << 24;
 
 /// Reads a profile: JSON where the text begins with a brace, TOML otherwise.
 pub(crate) fn parse(text: &str, file: &str) -> Result<Profile, ProfileError> {
-    let syntax = |format, reason| ProfileError::Syntax { file: file.to_owned(), format, reason };
+    let syntax =
+        |line, format, reason| ProfileError::Syntax { file: format!("{file}:{line}"), format, reason };
     let json = text.trim_start().starts_with('{');
     let value: Value = if json {
-        serde_json::from_str(text).map_err(|error| syntax("JSON", error.to_string()))?
+        serde_json::from_str(text).map_err(|error| syntax(error.line(), "JSON", json_reason(&error)))?
     } else {
-        toml::from_str(text)
-            .map_err(|error| syntax("TOML (nor JSON, which begins with a brace)", error.to_string()))?
+        toml::from_str(text).map_err(|error| {
+            let (line, reason) = toml_error(text, &error);
+            syntax(line, "TOML (nor JSON, which begins with a brace)", reason)
+        })?
     };
-    let root = Field::root(file, &value);
+    let read = read_value(&value, file);
+    // Lines are looked up only where one is to be told. Of JSON only the fields are known.
+    read.map_err(|error| match error {
+        ProfileError::Field { field, reason, .. } => {
+            let line = if json { None } else { line_of_field(text, &field) };
+            let file = line.map_or_else(|| file.to_owned(), |line| format!("{file}:{line}"));
+            ProfileError::Field { file, field, reason }
+        }
+        other => other,
+    })
+}
+
+/// What the parser says, without the place, which stands before it.
+fn json_reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or_default().to_owned()
+}
+
+fn read_value(value: &Value, file: &str) -> Result<Profile, ProfileError> {
+    let root = Field::root(file, value);
     let schema = root.get("schema")?;
     let read = schema.word(&[
         ("gpu-node-topology/1", observed::read as fn(&Field<'_>) -> Result<Profile, ProfileError>),
@@ -52,12 +75,8 @@ fn host(root: &Field<'_>) -> Result<Host, ProfileError> {
     }
     let memory = field.get("memory")?;
     if let Some(text) = memory.number_or_text() {
-        let bytes = parse_quantity(&ResourceName::known(MEMORY), &text)
-            .map_err(|error| memory.error(error.to_string()))?;
-        if bytes == 0 {
-            return Err(memory.error("is 0: expected a size such as 1Ti, or bytes"));
-        }
-        host.memory_bytes = bytes;
+        let bytes = parse_quantity(&ResourceName::known(MEMORY), &text).ok().filter(|bytes| *bytes > 0);
+        host.memory_bytes = bytes.ok_or_else(|| memory.expected("a size such as 1Ti or 512Gi, or bytes"))?;
     }
     Ok(host)
 }
@@ -68,12 +87,12 @@ fn numa_nodes(list: &Field<'_>) -> Result<Vec<NumaNode>, ProfileError> {
         let id_field = field.get("id")?;
         let id = id_field.number(0, MAX_NUMA_ID)? as u32;
         if nodes.iter().any(|node| node.id == id) {
-            return Err(id_field.error(format!("NUMA node {id} is listed twice")));
+            return Err(id_field.error(format!("NUMA node {id} is listed twice: remove one of them")));
         }
         let cpus_field = field.get("cpus")?;
         let cpus = cpus_field.optional_text()?.map(str::to_owned);
         if cpus.as_deref().is_some_and(|text| !is_cpu_list(text)) {
-            return Err(cpus_field.error("expected a CPU list such as 0-47,96-143"));
+            return Err(cpus_field.expected("a CPU list such as 0-47,96-143"));
         }
         nodes.push(NumaNode { id, cpus });
     }
@@ -107,7 +126,7 @@ fn pci_ids(field: &Field<'_>) -> Result<(u16, u16), ProfileError> {
         let hex = |digits: &str| if digits.len() == 4 { u16::from_str_radix(digits, 16).ok() } else { None };
         Some((hex(vendor)?, hex(device)?))
     };
-    read(field.text()?).ok_or_else(|| field.error("expected vendor and device id, such as 10de:2330"))
+    read(field.text()?).ok_or_else(|| field.expected("vendor and device id, such as 10de:2330"))
 }
 
 /// `0x030200`.
@@ -115,7 +134,7 @@ fn pci_class(field: &Field<'_>, default: u32) -> Result<u32, ProfileError> {
     let Some(text) = field.optional_text()? else { return Ok(default) };
     let digits = text.strip_prefix("0x").filter(|digits| digits.len() == 6);
     let class = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok());
-    class.ok_or_else(|| field.error("expected a PCI class such as 0x030200"))
+    class.ok_or_else(|| field.expected("a PCI class such as 0x030200"))
 }
 
 /// A directory below `/sys/devices`: the host bridge, then PCI addresses; the last one is the device.
@@ -123,8 +142,8 @@ fn pci_path(field: &Field<'_>) -> Result<(Vec<String>, PciAddress), ProfileError
     let text = field.text()?;
     let parts: Vec<&str> = text.strip_prefix("/sys/devices/").unwrap_or(text).split('/').collect();
     let wrong = || {
-        field.error(format!(
-            "expected a path such as pci0000:15/0000:15:01.0/0000:16:00.0 of 2 to {MAX_PATH_PARTS} parts"
+        field.expected(&format!(
+            "a path such as pci0000:15/0000:15:01.0/0000:16:00.0 of 2 to {MAX_PATH_PARTS} parts"
         ))
     };
     if !(2..=MAX_PATH_PARTS).contains(&parts.len()) || !is_host_bridge(parts[0]) {
@@ -161,7 +180,9 @@ fn device_name(field: &Field<'_>) -> Result<String, ProfileError> {
     if first && text.len() <= 64 && text.bytes().all(allowed) {
         Ok(text.to_owned())
     } else {
-        Err(field.error("expected a device name: 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"))
+        Err(field.expected(
+            "a device name: 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit",
+        ))
     }
 }
 
@@ -176,7 +197,7 @@ fn sources(field: &Field<'_>, member: Option<&str>) -> Result<Vec<String>, Profi
         if text.starts_with("https://") || text.starts_with("http://") {
             links.push(text.to_owned());
         } else if member.is_none() {
-            return Err(source.error("expected a link, https://..."));
+            return Err(source.expected("a link, https://..."));
         }
     }
     Ok(links)
@@ -204,7 +225,12 @@ fn check_devices(profile: &Profile, root: &Field<'_>) -> Result<(), ProfileError
             && !profile.numa_nodes.is_empty()
             && profile.numa_nodes.iter().all(|known| known.id != node)
         {
-            return error(field, format!("NUMA node {node} is not in the list of NUMA nodes"));
+            return error(
+                field,
+                format!(
+                    "NUMA node {node} is not in the list of NUMA nodes: add it there, or name one of them"
+                ),
+            );
         }
         for end in 2..=device.path.len() {
             let name = &device.path[end - 1];
@@ -213,7 +239,10 @@ fn check_devices(profile: &Profile, root: &Field<'_>) -> Result<(), ProfileError
             match places.get(name.as_str()) {
                 None => {}
                 Some((_, other)) if is_device => {
-                    return error(field, format!("PCI address {name} is used twice, by {other} too"));
+                    return error(
+                        field,
+                        format!("PCI address {name} is used twice, by {other} too: give each device its own"),
+                    );
                 }
                 Some((at, other)) if *at != prefix => {
                     return error(
@@ -236,7 +265,10 @@ fn check_devices(profile: &Profile, root: &Field<'_>) -> Result<(), ProfileError
     }
     for (at, nic) in profile.nics.iter().enumerate() {
         if profile.nics[..at].iter().any(|other| other.name == nic.name) {
-            return error(&format!("nics[{at}].name"), format!("{:?} is used twice", nic.name));
+            return error(
+                &format!("nics[{at}].name"),
+                format!("{:?} is used twice: rename one of the NICs", nic.name),
+            );
         }
     }
     Ok(())

@@ -185,20 +185,20 @@ fn wrong_observed_machines_name_the_field() {
 #[test]
 fn wrong_compact_machines_name_the_field() {
     let cases = [
-        ("memory_mib = 1024", "memory = 1024", "field gpu: has no member \"memory\""),
+        ("memory_mib = 1024", "memory = 1024", "field gpu.memory: is not a known member"),
         ("numa = 0 }", "numa = \"zero\" }", "field gpus[0].numa"),
         (
             "[[0, 1, 3]]",
             "[[0, 2, 3]]",
             "field nvlink.pairs[0][1]: 2 is not allowed: expected a whole number from 0 to 1",
         ),
-        ("[[0, 1, 3]]", "[[0, 1]]", "field nvlink.pairs[0]: expected three numbers"),
+        ("[[0, 1, 3]]", "[[0, 1]]", "field nvlink.pairs[0]: [0,1] is not allowed: expected three numbers"),
         (
             "\"direct\"",
             "\"ring\"",
             "field nvlink.layout: \"ring\" is not allowed: expected one of direct, nvswitch",
         ),
-        ("[host]", "[hosts]", "has no member \"hosts\""),
+        ("[host]", "[hosts]", "field hosts: is not a known member; did you mean host?"),
         ("cpus = \"0-7\"", "cpus = \"all\"", "field numa[0].cpus"),
         ("model = \"Test\"", "", "field gpus[0].model"),
     ];

@@ -116,6 +116,9 @@ fn nvlink(field: &Field<'_>, gpus: usize) -> Result<NvLinks, ProfileError> {
     if !field.is_present() {
         return Ok(nvlink);
     }
+    if gpus == 0 {
+        return Err(field.error("the profile has no GPUs: remove it, or name the GPUs in gpus"));
+    }
     nvlink.layout = field
         .get("layout")?
         .word(&[("direct", NvLinkLayout::Direct), ("nvswitch", NvLinkLayout::NvSwitch)])?;
@@ -139,7 +142,7 @@ fn direct_links(pairs: &Field<'_>, nvlink: &mut NvLinks, gpus: usize) -> Result<
     for pair in pairs.items(gpus * gpus)? {
         let cells = pair.items(3)?;
         let [first, second, links] = &cells[..] else {
-            return Err(pair.error("expected three numbers: first GPU, second GPU, links between them"));
+            return Err(pair.expected("three numbers: first GPU, second GPU, links between them"));
         };
         let (first, second) = (first.number(0, most_index)? as usize, second.number(0, most_index)? as usize);
         let links = links.number(1, nvlink.links_per_gpu.into())? as u8;
@@ -211,7 +214,7 @@ fn fabric(field: &Field<'_>) -> Result<Fabric, ProfileError> {
         let digits: String = text.chars().filter(|letter| *letter != '-').collect();
         let value = if digits.len() == 32 { u128::from_str_radix(&digits, 16).ok() } else { None };
         fabric.cluster_uuid =
-            value.ok_or_else(|| uuid.error("expected 32 hex digits, dashes allowed"))?.to_be_bytes();
+            value.ok_or_else(|| uuid.expected("32 hex digits, dashes allowed"))?.to_be_bytes();
     }
     fabric.clique_id = field.get("clique_id")?.optional_number(0, u32::MAX.into())?.unwrap_or(0) as u32;
     Ok(fabric)

@@ -130,7 +130,7 @@ fn gpu_gpu(field: &Field<'_>, gpus: usize) -> Result<Option<Vec<Vec<Option<PcieL
         for (second, cell) in row(row_field, gpus)?.iter().enumerate() {
             match (first == second, cell.text()?) {
                 (true, "X") => levels.push(None),
-                (true, _) => return Err(cell.error("expected X: the diagonal of the matrix")),
+                (true, _) => return Err(cell.expected("X: the diagonal of the matrix")),
                 (false, _) => levels.push(Some(cell.parsed()?)),
             }
         }
@@ -227,7 +227,7 @@ fn fabric(field: &Field<'_>, name: &str) -> Result<Fabric, ProfileError> {
             Some("NVML_SUCCESS") => Ok(0),
             Some("NVML_ERROR_NOT_SUPPORTED") => Ok(3),
             Some("NVML_ERROR_UNKNOWN") => Ok(999),
-            _ => Err(field.error("expected NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED or NVML_ERROR_UNKNOWN")),
+            _ => Err(field.expected("NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED or NVML_ERROR_UNKNOWN")),
         }
     };
     let state_field = field.get("state")?;
