@@ -21,13 +21,24 @@ pub struct Source {
     pub text: String,
 }
 
-/// Applies files one after another. A wrong document never stops the others.
+/// What files, folders and standard input hold.
+#[derive(Debug, Default)]
+pub struct Sources {
+    /// The texts.
+    pub texts: Vec<Source>,
+    /// What cannot be read, by name.
+    pub unreadable: Vec<Failure>,
+}
+
+/// Applies files one after another. A wrong file or document never stops the others.
 ///
 /// # Errors
 /// A file cannot be read, the server cannot be reached, or a document was refused.
 pub fn run(client: &Client, options: &Apply, format: Format) -> Result<(), Failure> {
     let mut answers = Vec::new();
-    for source in read_sources(&options.files)? {
+    let sources = read_sources(&options.files);
+    sources.unreadable.iter().for_each(|failure| failure.print(format));
+    for source in sources.texts {
         let applied = client.apply(&source.name, &source.text)?;
         if format == Format::Text {
             print_applied(&applied);
@@ -36,6 +47,9 @@ pub fn run(client: &Client, options: &Apply, format: Format) -> Result<(), Failu
     }
     if format == Format::Json {
         print_json(&answers)?;
+    }
+    if !sources.unreadable.is_empty() {
+        return Err(Failure::Reported);
     }
     check_objects(&options.files, &answers)?;
     if answers.iter().all(|applied| applied.ok) { Ok(()) } else { Err(Failure::Reported) }
@@ -63,23 +77,26 @@ fn print_applied(applied: &Applied) {
 }
 
 /// Reads all files, folders and standard input that the user named.
-///
-/// # Errors
-/// The first that cannot be read, by name.
-pub fn read_sources(paths: &[PathBuf]) -> Result<Vec<Source>, Failure> {
-    let mut sources = Vec::new();
+#[must_use]
+pub fn read_sources(paths: &[PathBuf]) -> Sources {
+    let mut sources = Sources::default();
+    let mut take = |read: Result<Source, Failure>| match read {
+        Ok(text) => sources.texts.push(text),
+        Err(failure) => sources.unreadable.push(failure),
+    };
     for path in paths {
         if path.as_os_str() == "-" {
-            sources.push(limited("<stdin>", std::io::stdin().lock())?);
+            take(limited("<stdin>", std::io::stdin().lock()));
         } else if path.is_dir() {
-            for file in manifests_in(path)? {
-                sources.push(read_file(&file)?);
+            match manifests_in(path) {
+                Ok(files) => files.iter().for_each(|file| take(read_file(file))),
+                Err(failure) => take(Err(failure)),
             }
         } else {
-            sources.push(read_file(path)?);
+            take(read_file(path));
         }
     }
-    Ok(sources)
+    sources
 }
 
 fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
@@ -116,8 +133,11 @@ fn limited(name: &str, reader: impl Read) -> Result<Source, Failure> {
         return Err(Failure::new(format!("-f {name}: more than {limit} MiB: split it into several files")));
     }
     let text = String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        Failure::new(format!("-f {name}: byte {at} is not UTF-8: is it a YAML or JSON text?"))
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        Failure::new(format!(
+            "-f {name}: line {line} is not UTF-8 text: is it a YAML or JSON file? save it as UTF-8"
+        ))
     })?;
     Ok(Source { name: name.to_owned(), text })
 }
@@ -137,7 +157,7 @@ mod tests {
         for name in ["b.yml", "a.yaml", "notes.md", "c.json"] {
             fs::write(folder.path().join(name), name).unwrap();
         }
-        let sources = read_sources(&[folder.path().to_owned()]).unwrap();
+        let sources = read_sources(&[folder.path().to_owned()]).texts;
         let texts: Vec<&str> = sources.iter().map(|source| source.text.as_str()).collect();
         assert_eq!(texts, ["a.yaml", "b.yml", "c.json"]);
     }
@@ -146,11 +166,11 @@ mod tests {
     fn unreadable_files_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let failure = |path: PathBuf| text_of(read_sources(&[path]).unwrap_err());
+        let failure = |path: PathBuf| text_of(read_sources(&[path]).unreadable.remove(0));
         assert!(failure(path("no.yaml")).ends_with("no.yaml: no such file or directory"));
         assert!(failure(folder.path().to_owned()).ends_with("no .yaml, .yml or .json file in it"));
-        fs::write(path("image.png"), [b'a', 0xff]).unwrap();
-        assert!(failure(path("image.png")).ends_with("byte 1 is not UTF-8: is it a YAML or JSON text?"));
+        fs::write(path("image.png"), b"a\n\xff").unwrap();
+        assert!(failure(path("image.png")).contains("image.png: line 2 is not UTF-8 text: is it a YAML"));
         fs::write(path("large.yaml"), vec![b' '; (4 << 20) + 1]).unwrap();
         assert!(failure(path("large.yaml")).contains("more than 4 MiB"));
     }

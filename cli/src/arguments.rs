@@ -85,10 +85,10 @@ pub struct Up {
     #[arg(long = "profile", value_name = "FILE[=COUNT]")]
     pub profiles: Vec<ProfileCount>,
     /// Where agents connect to; port 0 takes a free one
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7410")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7410", value_parser = address)]
     pub listen: SocketAddr,
     /// Admin API; port 0 takes a free one
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7411")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7411", value_parser = loopback)]
     pub admin: SocketAddr,
 }
 
@@ -145,7 +145,7 @@ pub struct Get {
     #[arg(short = 'n', long, default_value = "default", value_parser = name)]
     pub namespace: String,
     /// All namespaces
-    #[arg(short = 'A', long)]
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
     pub all_namespaces: bool,
     /// Whole GPU UUIDs and PodGroup names
     #[arg(short = 'w', long)]
@@ -192,6 +192,20 @@ pub struct Child {
     /// Program and its arguments
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected an IP address and a port such as 127.0.0.1:7410 or [::1]:0".to_owned())
+}
+
+/// `up` starts the admin interface for this machine only.
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address = address(text)?;
+    if address.ip().is_loopback() {
+        return Ok(address);
+    }
+    Err("expected a loopback address such as 127.0.0.1:7411, because the interface asks for no password"
+        .to_owned())
 }
 
 /// A name with its namespace.

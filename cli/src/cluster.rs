@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use phalanx_common::describe::describe;
+use phalanx_profile::Profile;
 
 use crate::client::{Client, Endpoints};
 use crate::failure::Failure;
@@ -80,6 +81,17 @@ pub fn plan_nodes(profiles: &[ProfileCount]) -> Result<Vec<NodePlan>, Failure> {
         }
     }
     Ok(nodes)
+}
+
+/// Reads the profiles, so that a wrong one is told before anything is started.
+///
+/// # Errors
+/// The first that is none, with file, line, field and what is allowed.
+pub fn check_profiles(profiles: &[ProfileCount]) -> Result<(), Failure> {
+    profiles.iter().try_for_each(|profile| match Profile::load(&profile.file) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Failure::new(format!("--profile {error}"))),
+    })
 }
 
 /// The system's text without its number: `no such file or directory`.

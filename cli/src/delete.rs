@@ -24,7 +24,10 @@ pub fn run(client: &Client, options: &Delete, format: Format) -> Result<(), Fail
         let shown = if kind.namespaced { format!("{namespace}/{}", name.name) } else { name.name.clone() };
         deleted.push(format!("{} {shown}", kind.kind));
     }
-    let sources = read_sources(&options.files)?;
+    let sources = read_sources(&options.files);
+    sources.unreadable.iter().for_each(|failure| failure.print(format));
+    failed |= !sources.unreadable.is_empty();
+    let sources = sources.texts;
     // A queue may stand in another file than the jobs in it.
     for part in PARTS {
         let mut answers = Vec::new();
@@ -35,7 +38,7 @@ pub fn run(client: &Client, options: &Delete, format: Format) -> Result<(), Fail
             deleted.extend(answer.applied.iter().map(AppliedObject::title));
             answers.push(answer);
         }
-        if part == PARTS[0] && !sources.is_empty() {
+        if part == PARTS[0] && !sources.is_empty() && !failed {
             check_objects(&options.files, &answers)?;
         }
     }

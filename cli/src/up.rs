@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::arguments::{Down, Up};
 use crate::client::default_state_dir;
-use crate::cluster::{Cluster, ClusterPlan, plan_nodes};
+use crate::cluster::{Cluster, ClusterPlan, check_profiles, plan_nodes};
 use crate::failure::{Failure, Format, print_json, print_text};
 use crate::process::Started;
 use crate::signals::Stop;
@@ -24,6 +24,7 @@ pub fn up(options: &Up, format: Format) -> Result<(), Failure> {
         detached: false,
         temporary: false,
     };
+    check_profiles(&options.profiles)?;
     let stop = Stop::listen()?;
     let mut cluster = Cluster::start(&plan, &stop)?;
     announce(&cluster, default_dir, format)?;
