@@ -10,7 +10,7 @@ use phalanx_common::describe::describe;
 use phalanx_common::ids::NodeName;
 use phalanx_coordinator::config::{Config, LogFormat, RunArguments, default_state_dir};
 use phalanx_coordinator::coordinator::{Coordinator, issue_agent};
-use phalanx_coordinator::replay::{Difference, ReplayError, replay};
+use phalanx_coordinator::replay::{self, ReplayArguments, ReplayError};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -39,17 +39,14 @@ enum Command {
         out: PathBuf,
     },
     /// Feed a recording into a fresh core, print its actions, and say where they differ from the recorded ones
-    Replay {
-        /// First file of the recording, recording-START-00000.jsonl
-        file: PathBuf,
-    },
+    Replay(ReplayArguments),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run(&arguments),
         Command::IssueAgent { state_dir, node, out } => issue(state_dir, &node, &out),
-        Command::Replay { file } => replay_file(&file),
+        Command::Replay(arguments) => replay_file(&arguments),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {}", describe(error.as_ref()));
@@ -100,29 +97,15 @@ fn issue(state_dir: Option<PathBuf>, node: &str, out: &Path) -> Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-fn replay_file(file: &Path) -> Result<ExitCode> {
+fn replay_file(arguments: &ReplayArguments) -> Result<ExitCode> {
     let mut output = BufWriter::new(io::stdout().lock());
-    let replayed = match replay(file, &mut output) {
+    let same = match replay::run(arguments, &mut output, &mut io::stderr()) {
         // Whoever reads the output has seen enough, as `head` does.
         Err(ReplayError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             return Ok(ExitCode::SUCCESS);
         }
-        replayed => replayed?,
+        same => same?,
     };
     output.flush()?;
-    let Some(difference) = replayed.difference else {
-        eprintln!(
-            "the same: {} events, {} cycles, {} actions",
-            replayed.events, replayed.cycles, replayed.actions
-        );
-        return Ok(ExitCode::SUCCESS);
-    };
-    let Difference { path, line, recorded, replayed } = difference;
-    eprintln!("{}:{line}: the actions differ", path.display());
-    for (whose, action) in [("recorded", recorded), ("replayed", replayed)] {
-        let text =
-            action.map_or_else(|| Ok("nothing".to_owned()), |action| serde_json::to_string(&action))?;
-        eprintln!("  {whose}: {text}");
-    }
-    Ok(ExitCode::FAILURE)
+    Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,32 +1,39 @@
 //! Writes every event and every cycle with its actions, so that what was decided can be decided again.
 //!
-//! A recording belongs to one process and is a chain of files `recording-START-PART.jsonl`. Only a chain whose
-//! part 0 is still there can be replayed: the machine starts empty, and later parts hold only what came later.
-//! A thread of its own writes; where it cannot keep up or the disk fails, the recording ends there, which
-//! is said once, and the coordinator goes on.
+//! A recording belongs to one process and is a chain of files `recording-START-PART.jsonl`. Part 0 begins with a
+//! machine that knows nothing, each later part with the whole machine as it was then: replay can begin with any of
+//! them. A thread of its own writes. Where it cannot keep up or the disk fails, that is said once, the coordinator
+//! goes on, and the recording does too, in a new part, as soon as it can.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+mod chain;
+mod record;
+
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use phalanx_common::units::Time;
-use phalanx_core::Settings;
-use phalanx_core::action::Action;
-use phalanx_core::event::Event;
-use serde::{Deserialize, Serialize};
+use phalanx_core::{Core, Settings};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-/// Form of the files; raised when an old file cannot be read any more.
-pub const FORMAT: u32 = 1;
+use self::chain::Chain;
+pub use self::chain::{Disk, FileSystem};
+pub use self::record::{FORMAT, Header, Record, chain_of, sibling};
+
 /// Records between the driver and the thread. A cycle makes few; this is some seconds of a busy cluster.
 const QUEUE_RECORDS: usize = 8192;
+/// A thread that could not keep up gets so long before a new part is begun.
+const BREATH: Duration = Duration::from_secs(1);
 
 /// Bounds of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordingLimits {
-    /// A file that has reached this many bytes is followed by a new one.
+    /// A file that has reached this many bytes is followed by a new one; the state at its begin does not count.
     pub file_bytes: u64,
     /// Files of all recordings that are kept; the oldest go first.
     pub files: u64,
@@ -38,43 +45,6 @@ impl Default for RecordingLimits {
     }
 }
 
-/// First line of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
-    /// Form of the file.
-    pub format: u32,
-    /// Version of the coordinator that wrote it.
-    pub version: String,
-    /// When the process started: the name of the chain.
-    pub start: Time,
-    /// Number of the file within its chain, from 0.
-    pub part: u32,
-    /// The policy's numbers.
-    pub settings: Settings,
-}
-
-/// One line of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Record {
-    /// First line.
-    Header(Header),
-    /// A fact was recorded.
-    Event {
-        /// When.
-        at: Time,
-        /// The fact.
-        event: Event,
-    },
-    /// A scheduling pass was done.
-    Cycle {
-        /// When.
-        at: Time,
-        /// All actions since the pass before.
-        actions: Vec<Action>,
-    },
-}
-
 /// Why a recording cannot begin.
 #[derive(Debug, Error)]
 #[error("recording in {directory}: {cause}; make the directory writable, or choose another --state-dir")]
@@ -83,12 +53,32 @@ pub struct RecorderError {
     cause: io::Error,
 }
 
+/// To the thread.
+enum Job {
+    /// Write it.
+    Record(Record),
+    /// Begin a new part, which goes on where the one before ended, or does not.
+    Part { at: Time, core: Box<Core>, continues: bool },
+}
+
+/// What the thread tells.
+#[derive(Debug, Default)]
+struct Told {
+    /// A new part is due.
+    wants_part: AtomicBool,
+    /// What comes is not written, because the disk failed.
+    is_broken: AtomicBool,
+}
+
 /// Takes the records.
 #[derive(Debug)]
 pub struct Recorder {
-    queue: Option<mpsc::Sender<Record>>,
+    queue: Option<mpsc::Sender<Job>>,
+    told: Arc<Told>,
     thread: Option<JoinHandle<()>>,
     file: PathBuf,
+    /// Since when records are left out, because the thread could not keep up.
+    gap: Option<Instant>,
 }
 
 impl Recorder {
@@ -102,68 +92,95 @@ impl Recorder {
         settings: &Settings,
         limits: RecordingLimits,
     ) -> Result<Self, RecorderError> {
-        let failed = |cause| RecorderError { directory: directory.to_owned(), cause };
-        fs::create_dir_all(directory).map_err(failed)?;
-        let header = Header {
-            format: FORMAT,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            start,
-            part: 0,
-            settings: settings.clone(),
-        };
-        let mut chain = Chain::open(directory.to_owned(), header, limits).map_err(failed)?;
-        let file = chain.path();
-        let (queue, mut records) = mpsc::channel(QUEUE_RECORDS);
-        let thread = std::thread::Builder::new()
-            .name("recorder".to_owned())
-            .spawn(move || {
-                while let Some(record) = records.blocking_recv() {
-                    let written = chain
-                        .write(&record)
-                        .and_then(|()| if records.is_empty() { chain.file.flush() } else { Ok(()) });
-                    if let Err(error) = written {
-                        tracing::warn!(%error, file = %chain.path().display(), "the recording ends here");
-                        return;
-                    }
-                }
-            })
-            .map_err(failed)?;
-        Ok(Self { queue: Some(queue), thread: Some(thread), file })
+        Self::start_on(Box::new(FileSystem), directory, start, settings, limits)
     }
 
-    /// The first file of the chain: what `replay` is given.
+    /// As `start`, on a disk that may be none.
+    ///
+    /// # Errors
+    /// The directory or the first file cannot be made.
+    pub fn start_on(
+        disk: Box<dyn Disk>,
+        directory: &Path,
+        start: Time,
+        settings: &Settings,
+        limits: RecordingLimits,
+    ) -> Result<Self, RecorderError> {
+        let failed = |cause| RecorderError { directory: directory.to_owned(), cause };
+        fs::create_dir_all(directory).map_err(failed)?;
+        let header = Header::first(start, settings);
+        let chain = Chain::open(directory.to_owned(), header, limits, disk).map_err(failed)?;
+        let file = chain.path();
+        let (queue, jobs) = mpsc::channel(QUEUE_RECORDS);
+        let told = Arc::new(Told::default());
+        let thread = Thread { chain, told: Arc::clone(&told), has_asked: false, failures: 0, retry_at: None };
+        let thread = std::thread::Builder::new()
+            .name("recorder".to_owned())
+            .spawn(move || thread.run(jobs))
+            .map_err(failed)?;
+        Ok(Self { queue: Some(queue), told, thread: Some(thread), file, gap: None })
+    }
+
+    /// The first file of the chain.
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
     }
 
+    /// True while what is recorded is also written.
+    #[must_use]
+    pub fn is_recording(&self) -> bool {
+        self.queue.is_some() && self.gap.is_none() && !self.told.is_broken.load(Ordering::Acquire)
+    }
+
     /// Takes a record, waiting for room: for the start, when thousands come at once and nobody waits.
     pub async fn record_patiently(&mut self, record: Record) {
-        if let Some(queue) = &self.queue
-            && queue.send(record).await.is_err()
+        if self.gap.is_none()
+            && let Some(queue) = &self.queue
+            && queue.send(Job::Record(record)).await.is_err()
         {
             self.queue = None;
         }
     }
 
-    /// Takes a record, never waiting. False where the recording has ended.
-    pub fn record(&mut self, record: impl FnOnce() -> Record) -> bool {
-        let Some(queue) = &self.queue else {
-            return false;
+    /// Takes a record, never waiting. Where there is no room, this and all that follow are left out until the next
+    /// part: a gap within a part would make all that follows worthless.
+    pub fn record(&mut self, record: impl FnOnce() -> Record) {
+        let Some(queue) = self.queue.as_ref().filter(|_| self.gap.is_none()) else { return };
+        let error = match queue.try_reserve() {
+            Ok(place) => return place.send(Job::Record(record())),
+            Err(error) => error,
         };
-        let full = match queue.try_reserve() {
-            Ok(place) => {
-                place.send(record());
-                return true;
+        match error {
+            mpsc::error::TrySendError::Full(()) => {
+                tracing::warn!(
+                    file = %self.file.display(),
+                    "the disk is too slow for the recording: it ends, and goes on when the disk has caught up"
+                );
+                self.gap = Some(Instant::now());
             }
-            Err(error) => matches!(error, mpsc::error::TrySendError::Full(())),
-        };
-        if full {
-            // A gap would make all that follows worthless.
-            tracing::warn!(file = %self.file.display(), "the disk is too slow: the recording ends here");
+            mpsc::error::TrySendError::Closed(()) => self.queue = None,
         }
-        self.queue = None;
-        false
+    }
+
+    /// True where `begin_part` should be called: the file has reached its size, or what made the recording end
+    /// may be over.
+    #[must_use]
+    pub fn part_is_due(&self) -> bool {
+        let Some(queue) = &self.queue else { return false };
+        let has_caught_up = queue.capacity() == queue.max_capacity();
+        match self.gap {
+            Some(since) => has_caught_up && since.elapsed() >= BREATH,
+            None => self.told.wants_part.load(Ordering::Acquire),
+        }
+    }
+
+    /// Begins a new part with a machine's state (see `Core::snapshot`), between two records.
+    pub fn begin_part(&mut self, at: Time, core: Core) {
+        let Some(place) = self.queue.as_ref().and_then(|queue| queue.try_reserve().ok()) else { return };
+        self.told.wants_part.store(false, Ordering::Release);
+        place.send(Job::Part { at, core: Box::new(core), continues: self.gap.is_none() });
+        self.gap = None;
     }
 
     /// Writes what is left and ends. Blocks until it is written.
@@ -177,78 +194,80 @@ impl Recorder {
     }
 }
 
-/// The files of one recording.
-struct Chain {
-    directory: PathBuf,
-    header: Header,
-    limits: RecordingLimits,
-    file: BufWriter<File>,
-    bytes: u64,
+/// The thread that writes.
+struct Thread {
+    chain: Chain,
+    told: Arc<Told>,
+    /// A new part was asked for, and is not here yet.
+    has_asked: bool,
+    /// Writes that failed since the last that did not.
+    failures: u32,
+    /// When a new part may be tried after a failure.
+    retry_at: Option<Instant>,
 }
 
-impl Chain {
-    fn open(directory: PathBuf, header: Header, limits: RecordingLimits) -> io::Result<Self> {
-        let file = BufWriter::new(File::create_new(path(&directory, &header))?);
-        let mut chain = Self { directory, header, limits, file, bytes: 0 };
-        chain.line(&Record::Header(chain.header.clone()))?;
-        chain.file.flush()?;
-        chain.drop_oldest()?;
-        Ok(chain)
-    }
-
-    fn path(&self) -> PathBuf {
-        path(&self.directory, &self.header)
-    }
-
-    fn write(&mut self, record: &Record) -> io::Result<()> {
-        if self.bytes >= self.limits.file_bytes {
-            self.file.flush()?;
-            self.header.part += 1;
-            self.file = BufWriter::new(File::create_new(self.path())?);
-            self.bytes = 0;
-            self.line(&Record::Header(self.header.clone()))?;
-            self.drop_oldest()?;
+impl Thread {
+    fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+        while let Some(job) = jobs.blocking_recv() {
+            match job {
+                Job::Part { at, core, continues } => self.begin_part(at, core, continues),
+                Job::Record(record) if self.failures == 0 => {
+                    let chain = &mut self.chain;
+                    let written = chain
+                        .write(&record)
+                        .and_then(|()| if jobs.is_empty() { chain.flush() } else { Ok(()) });
+                    match written {
+                        Ok(()) if self.chain.is_full() => self.ask_for_part(),
+                        Ok(()) => {}
+                        Err(error) => self.failed(&error),
+                    }
+                }
+                Job::Record(_) => {
+                    if self.retry_at.is_some_and(|at| at <= Instant::now()) {
+                        self.ask_for_part();
+                    }
+                }
+            }
         }
-        self.line(record)
-    }
-
-    fn line(&mut self, record: &Record) -> io::Result<()> {
-        let mut line = serde_json::to_vec(record)?;
-        line.push(b'\n');
-        self.bytes += line.len() as u64;
-        self.file.write_all(&line)
-    }
-
-    /// Names sort by age. The file being written is the newest, so it stays.
-    fn drop_oldest(&self) -> io::Result<()> {
-        let mut names: Vec<PathBuf> = fs::read_dir(&self.directory)?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| chain_of(path).is_some())
-            .collect();
-        names.sort_unstable();
-        let surplus = names.len().saturating_sub(usize::try_from(self.limits.files).unwrap_or(usize::MAX));
-        for name in &names[..surplus] {
-            fs::remove_file(name)?;
+        if self.failures == 0
+            && let Err(error) = self.chain.flush()
+        {
+            self.failed(&error);
         }
-        Ok(())
     }
-}
 
-fn path(directory: &Path, header: &Header) -> PathBuf {
-    directory.join(format!("recording-{:015}-{:05}.jsonl", header.start.0, header.part))
-}
+    /// Once: what is recorded until the part comes must not ask for another one.
+    fn ask_for_part(&mut self) {
+        if !std::mem::replace(&mut self.has_asked, true) {
+            self.told.wants_part.store(true, Ordering::Release);
+        }
+    }
 
-/// Start and part of a recording's file, from its name; `None` where it is none.
-#[must_use]
-pub fn chain_of(path: &Path) -> Option<(u64, u32)> {
-    let name = path.file_name()?.to_str()?;
-    let (start, part) = name.strip_prefix("recording-")?.strip_suffix(".jsonl")?.split_once('-')?;
-    Some((start.parse().ok()?, part.parse().ok()?))
-}
+    fn begin_part(&mut self, at: Time, core: Box<Core>, continues: bool) {
+        self.has_asked = false;
+        match self.chain.begin_part(at, core, continues && self.failures == 0) {
+            Ok(()) => {
+                if self.failures > 0 {
+                    tracing::info!(file = %self.chain.path().display(), "the recording goes on");
+                }
+                self.failures = 0;
+                self.retry_at = None;
+                self.told.is_broken.store(false, Ordering::Release);
+            }
+            Err(error) => self.failed(&error),
+        }
+    }
 
-/// The file of another part of the same chain.
-#[must_use]
-pub fn sibling(path: &Path, header: &Header, part: u32) -> PathBuf {
-    let directory = path.parent().unwrap_or_else(|| Path::new("."));
-    self::path(directory, &Header { part, ..header.clone() })
+    fn failed(&mut self, error: &io::Error) {
+        if self.failures == 0 {
+            tracing::warn!(
+                %error,
+                file = %self.chain.path().display(),
+                "the recording ends here; it goes on in a new file when the disk takes one"
+            );
+        }
+        self.failures += 1;
+        self.retry_at = Some(Instant::now() + self.chain.retry_after(self.failures));
+        self.told.is_broken.store(true, Ordering::Release);
+    }
 }

@@ -3,13 +3,17 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use phalanx_common::ids::{ActionId, QueueName, Term};
 use phalanx_common::queue::QueueSpec;
 use phalanx_common::resources::Resources;
 use phalanx_common::units::Time;
-use phalanx_coordinator::recorder::{Record, Recorder, RecordingLimits, chain_of};
+use phalanx_coordinator::recorder::{Disk, FORMAT, Record, Recorder, RecordingLimits, chain_of};
 use phalanx_coordinator::replay::{Replay, ReplayError, replay};
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
@@ -28,20 +32,42 @@ fn started() -> Event {
     Event::Started { term: Term { counter: 1, incarnation: 2 } }
 }
 
+/// A core and its recorder, as the driver has them.
+struct Bench {
+    core: Core,
+    recorder: Recorder,
+    now: u64,
+}
+
+impl Bench {
+    fn new(recorder: Recorder) -> Self {
+        Self { core: Core::new(Settings::default()), recorder, now: 1000 }
+    }
+
+    /// One fact, one pass, and a new part where one is due.
+    async fn tell(&mut self, event: Event) {
+        let at = Time(self.now);
+        self.now += 1;
+        self.recorder.record_patiently(Record::Event { at, event: event.clone() }).await;
+        let mut actions = Vec::new();
+        self.core.apply(event, at, &mut actions);
+        self.core.cycle(at, &mut actions);
+        self.recorder.record_patiently(Record::Cycle { at, actions }).await;
+        if self.recorder.part_is_due() {
+            self.recorder.begin_part(at, self.core.snapshot());
+        }
+    }
+}
+
 /// Records these events with a pass after each, done by a real core.
 async fn record(directory: &Path, limits: RecordingLimits, events: Vec<Event>) -> PathBuf {
-    let settings = Settings::default();
-    let mut core = Core::new(settings.clone());
-    let mut recorder = Recorder::start(directory, Time(1000), &settings, limits).unwrap();
+    let recorder = Recorder::start(directory, Time(1000), &Settings::default(), limits).unwrap();
     let file = recorder.file().to_owned();
-    for (at, event) in (1000..).map(Time).zip(events) {
-        recorder.record_patiently(Record::Event { at, event: event.clone() }).await;
-        let mut actions = Vec::new();
-        core.apply(event, at, &mut actions);
-        core.cycle(at, &mut actions);
-        recorder.record_patiently(Record::Cycle { at, actions }).await;
+    let mut bench = Bench::new(recorder);
+    for event in events {
+        bench.tell(event).await;
     }
-    recorder.finish();
+    bench.recorder.finish();
     file
 }
 
@@ -83,37 +109,194 @@ async fn a_recorded_action_that_is_not_made_is_the_first_difference() {
     assert_eq!((difference.recorded, difference.replayed), (Some(foreign), None));
 }
 
-#[tokio::test]
-async fn a_long_recording_goes_on_in_new_files_and_replays_over_all_of_them() {
+/// A directory with a recording of some parts, and its first file.
+async fn recording_of_parts(limits: RecordingLimits, parts: u32) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
-    let limits = RecordingLimits { file_bytes: 2000, files: 1000 };
-    let events: Vec<Event> = [started(), Event::Synced]
-        .into_iter()
-        .chain((0..200).map(|number| queue(&format!("queue-{number}"))))
-        .collect();
-    let file = record(directory.path(), limits, events).await;
-    assert!(files(directory.path()).len() > 5);
-    let replay = replayed(&file).unwrap();
-    assert_eq!((replay.events, replay.cycles, replay.difference), (202, 202, None));
+    let recorder = Recorder::start(directory.path(), Time(1000), &Settings::default(), limits).unwrap();
+    let first = recorder.file().to_owned();
+    let mut bench = Bench::new(recorder);
+    bench.tell(started()).await;
+    bench.tell(Event::Synced).await;
+    for number in 0.. {
+        bench.tell(queue(&format!("queue-{}", number % 40))).await;
+        tokio::task::yield_now().await;
+        if files(directory.path()).iter().any(|(_, part)| *part >= parts) {
+            break;
+        }
+    }
+    bench.recorder.finish();
+    (directory, first)
+}
+
+fn part_file(directory: &Path, part: u32) -> PathBuf {
+    directory.join(format!("recording-{:015}-{part:05}.jsonl", 1000))
 }
 
 #[tokio::test]
-async fn only_the_newest_files_are_kept_and_a_chain_without_its_first_file_says_so() {
-    let directory = tempfile::tempdir().unwrap();
-    let limits = RecordingLimits { file_bytes: 2000, files: 3 };
-    let events = (0..200).map(|number| queue(&format!("queue-{number}"))).collect();
-    let first = record(directory.path(), limits, events).await;
+async fn a_long_recording_goes_on_in_new_files_and_replays_from_each_of_them() {
+    let (directory, first) = recording_of_parts(RecordingLimits { file_bytes: 2000, files: 1000 }, 5).await;
+    let whole = replayed(&first).unwrap();
+    assert_eq!((whole.difference.as_ref(), whole.notes.as_slice()), (None, [].as_slice()));
+    let mut before = whole.cycles + 1;
+    for (_, part) in files(directory.path()) {
+        let replay = replayed(&part_file(directory.path(), part)).unwrap();
+        assert_eq!(replay.difference, None, "part {part}");
+        assert!(replay.cycles < before, "part {part} holds what part {part} - 1 holds beside it");
+        before = replay.cycles;
+    }
+    assert!(before > 0 || files(directory.path()).len() > 5);
+}
+
+#[tokio::test]
+async fn only_the_newest_files_are_kept_and_they_replay_without_the_first() {
+    let (directory, first) = recording_of_parts(RecordingLimits { file_bytes: 2000, files: 3 }, 8).await;
     let kept = files(directory.path());
     assert_eq!(kept.len(), 3);
     assert!(!first.exists());
-    let (start, part) = kept[0];
-    let later = directory.path().join(format!("recording-{start:015}-{part:05}.jsonl"));
-    let error = replayed(&later).unwrap_err();
-    assert!(matches!(&error, ReplayError::NotFirst { first: named, .. } if *named == first), "{error}");
+    let replay = replayed(&part_file(directory.path(), kept[0].1)).unwrap();
+    assert!(replay.cycles > 0);
+    assert_eq!((replay.difference, replay.notes), (None, Vec::new()));
 }
 
 #[tokio::test]
-async fn a_last_line_that_was_cut_off_is_left_out() {
+async fn a_state_that_is_not_the_machines_is_a_difference() {
+    let (directory, first) = recording_of_parts(RecordingLimits { file_bytes: 2000, files: 1000 }, 2).await;
+    let second = part_file(directory.path(), 1);
+    let text = fs::read_to_string(&second).unwrap();
+    let changed = text.replacen("\"next_action\":", "\"next_action\":9", 1);
+    assert_ne!(text, changed);
+    fs::write(&second, changed).unwrap();
+    let difference = replayed(&first).unwrap().difference.unwrap();
+    assert_eq!((difference.path, difference.line), (second, 2));
+    assert!(difference.state.unwrap().starts_with("core.next_action: recorded 9"));
+}
+
+/// Lengths to which a file is cut: around each end of a line, and some in between.
+fn cuts(text: &[u8]) -> Vec<usize> {
+    let is_near_end = |at: usize| text[at.saturating_sub(2)..(at + 1).min(text.len())].contains(&b'\n');
+    (0..text.len()).filter(|at| is_near_end(*at) || at % 97 == 0).collect()
+}
+
+#[tokio::test]
+async fn a_recording_that_was_killed_at_any_byte_replays_up_to_the_cut() {
+    let (directory, first) = recording_of_parts(RecordingLimits { file_bytes: 1500, files: 1000 }, 1).await;
+    let all = replayed(&first).unwrap();
+    let second = part_file(directory.path(), 1);
+    for (_, part) in files(directory.path()).into_iter().filter(|(_, part)| *part > 1) {
+        fs::remove_file(part_file(directory.path(), part)).unwrap();
+    }
+    let (text, later) = (fs::read(&first).unwrap(), fs::read(&second).unwrap());
+    fs::remove_file(&second).unwrap();
+    let header = text.iter().position(|byte| *byte == b'\n').unwrap();
+    for length in cuts(&text).into_iter().filter(|length| *length > header) {
+        fs::write(&first, &text[..length]).unwrap();
+        let replay = replayed(&first).unwrap();
+        let cut = text[length - 1] != b'\n';
+        assert_eq!((replay.difference, replay.notes.len()), (None, usize::from(cut)), "{length} bytes");
+    }
+    fs::write(&first, &text[..header]).unwrap();
+    assert!(replayed(&first).unwrap_err().to_string().ends_with("the first line must be the header"));
+    // A new part was being written: what came before it is whole.
+    fs::write(&first, &text).unwrap();
+    let state_ends = later.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(1).unwrap().0;
+    for length in cuts(&later) {
+        fs::write(&second, &later[..length]).unwrap();
+        let replay = replayed(&first).unwrap();
+        let cut = length > 0 && later[length - 1] != b'\n';
+        assert_eq!((replay.difference, replay.notes.len()), (None, usize::from(cut)), "{length} bytes");
+        assert!(replay.cycles <= all.cycles);
+        let alone = replayed(&second);
+        assert_eq!(alone.is_ok(), length > state_ends, "{length} bytes");
+    }
+    let header = later.iter().position(|byte| *byte == b'\n').unwrap();
+    fs::write(&second, &later[..header + 20]).unwrap();
+    let text = replayed(&second).unwrap_err().to_string();
+    assert!(text.contains("begin with an earlier part") && text.contains("-00000.jsonl"), "{text}");
+}
+
+/// A disk with room for so many bytes, for all files together.
+#[derive(Clone, Default)]
+struct SmallDisk {
+    left: Arc<AtomicUsize>,
+}
+
+struct SmallFile {
+    left: Arc<AtomicUsize>,
+    file: fs::File,
+}
+
+impl Disk for SmallDisk {
+    fn create(&mut self, path: &Path) -> io::Result<Box<dyn Write + Send>> {
+        Ok(Box::new(SmallFile { left: Arc::clone(&self.left), file: fs::File::create(path)? }))
+    }
+
+    fn retry_after(&self, _: u32) -> Duration {
+        Duration::ZERO
+    }
+}
+
+impl Write for SmallFile {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let room = self.left.load(Ordering::Relaxed).min(buffer.len());
+        if room == 0 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.left.fetch_sub(room, Ordering::Relaxed);
+        self.file.write(&buffer[..room])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+#[tokio::test]
+async fn on_a_full_disk_the_recording_ends_and_goes_on_in_a_new_part_when_there_is_space() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = SmallDisk::default();
+    disk.left.store(20_000, Ordering::Relaxed);
+    let limits = RecordingLimits { file_bytes: 1 << 20, files: 8 };
+    let recorder = Recorder::start_on(
+        Box::new(disk.clone()),
+        directory.path(),
+        Time(1000),
+        &Settings::default(),
+        limits,
+    );
+    let mut bench = Bench::new(recorder.unwrap());
+    let first = bench.recorder.file().to_owned();
+    bench.tell(started()).await;
+    bench.tell(Event::Synced).await;
+    assert!(bench.recorder.is_recording());
+    while bench.recorder.is_recording() {
+        bench.tell(queue("a")).await;
+        tokio::task::yield_now().await;
+    }
+    // Attempts on a disk that is still full leave nothing behind.
+    for _ in 0..100 {
+        bench.tell(queue("b")).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(!bench.recorder.is_recording());
+    disk.left.store(1 << 20, Ordering::Relaxed);
+    while !bench.recorder.is_recording() {
+        bench.tell(queue("c")).await;
+        tokio::task::yield_now().await;
+    }
+    for number in 0..10 {
+        bench.tell(queue(&format!("after-{number}"))).await;
+    }
+    bench.recorder.finish();
+    assert_eq!(files(directory.path()), [(1000, 0), (1000, 1)]);
+    let replay = replayed(&first).unwrap();
+    assert_eq!(replay.difference, None);
+    assert!(replay.notes.iter().any(|note| note.contains("was not all recorded")), "{:?}", replay.notes);
+    let alone = replayed(&part_file(directory.path(), 1)).unwrap();
+    assert!(alone.cycles >= 10 && alone.difference.is_none() && alone.notes.is_empty(), "{alone:?}");
+}
+
+#[tokio::test]
+async fn a_last_line_that_was_cut_off_is_left_out_and_said() {
     let directory = tempfile::tempdir().unwrap();
     let events = vec![started(), queue("a"), Event::Synced];
     let file = record(directory.path(), RecordingLimits::default(), events).await;
@@ -121,6 +304,11 @@ async fn a_last_line_that_was_cut_off_is_left_out() {
     fs::write(&file, &text[..text.len() - 5]).unwrap();
     let replay = replayed(&file).unwrap();
     assert_eq!((replay.events, replay.cycles, replay.difference), (3, 2, None));
+    assert!(
+        replay.notes.len() == 1 && replay.notes[0].contains(":7: the line was cut off"),
+        "{:?}",
+        replay.notes
+    );
 }
 
 #[tokio::test]
@@ -137,16 +325,22 @@ async fn what_is_no_recording_is_named_by_file_and_line() {
     let header = |format: u32| {
         format!(
             "{{\"header\":{{\"format\":{format},\"version\":\"0.1.0\",\"start\":1000,\"part\":0,\
-             \"settings\":{settings}}}}}\n"
+             \"continues\":false,\"settings\":{settings}}}}}\n"
         )
     };
     assert_eq!(
-        error(&header(2)),
-        "FILE: form 2 of the recording: this build reads form 1; use the version that wrote it"
+        error(&header(1)),
+        format!(
+            "FILE: form 1 of the recording: this build reads form {FORMAT}; use the version that wrote it"
+        )
     );
-    assert!(error(&format!("{}nonsense\n", header(1))).starts_with("FILE:2: is no record of a recording: "));
-    let twice = format!("{}{}", header(1), header(1));
-    assert_eq!(error(&twice), "FILE:2: is no record of a recording: a second header");
+    assert!(
+        error(&format!("{}nonsense\n", header(FORMAT))).starts_with("FILE:2: is no record of a recording: ")
+    );
+    let state = serde_json::to_string(&Core::new(Settings::default())).unwrap();
+    let early = format!("{}{{\"snapshot\":{{\"at\":1000,\"core\":{state}}}}}\n", header(FORMAT));
+    let early = error(&early);
+    assert!(early.ends_with("a state belongs to the begin of a part after part 0"), "{early}");
     let missing = directory.path().join("nothing.jsonl");
     assert!(replayed(&missing).unwrap_err().to_string().contains("cannot be read: No such file"));
 }
