@@ -119,6 +119,8 @@ impl Node {
 pub(crate) enum EarlyEnd {
     /// An answer: the agent was silent.
     Answer,
+    /// A lease that was armed: the agent could not write its ledger.
+    Disk,
     /// The end of a lease there: the agent's list is full.
     Release,
     /// Nothing: what it refuses it would refuse again.

@@ -90,7 +90,12 @@ impl Core {
             FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
                 self.lease_gone(node, lease, now, actions)
             }
-            FromAgent::LeaseIs { lease, state, .. } => self.lease_known(lease, Some(state)),
+            FromAgent::LeaseIs { lease, state, .. } => {
+                if (LeaseState::Armed..=LeaseState::Started).contains(&state) {
+                    self.cluster.end_early(node, EarlyEnd::Disk);
+                }
+                self.lease_known(lease, Some(state));
+            }
             FromAgent::Refused { lease, cause, inventory, leases, .. } => {
                 self.apply_inventory(name, session, *inventory);
                 self.refused(node, lease, &cause, now, actions);
@@ -143,7 +148,16 @@ impl Core {
             return;
         }
         if let (RefusalCause::Disk(_), Some(LeaseState::Reserved)) = (cause, lease.known) {
-            // The promise stands; writing it down is tried again by the resend timer.
+            // The promise stands; writing it down is tried again by the resend timer. Until it is done nothing
+            // more is asked of the node.
+            let (key, pod) = (lease.gang, lease.request.pod_name.clone());
+            let until = now + self.settings.quarantine_ms;
+            self.cluster.close_until(node, &cause.to_string(), until, EarlyEnd::Disk);
+            self.timers.insert((until, Timer::Quarantine(node)));
+            let why = format!("node {} refused pod {pod}: {cause}", self.cluster.node(node).name);
+            if let Some(gang) = key.and_then(|key| self.gangs.gangs.get_mut(&key)) {
+                gang.refused = Some(Arc::from(why));
+            }
             return;
         }
         if let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {

@@ -457,6 +457,10 @@ impl Core {
         let nodes: BTreeSet<NodeIndex> =
             silent.iter().filter_map(|id| Some(self.leases.leases.get(id)?.node)).collect();
         for node in nodes {
+            if self.cluster.node(node).quarantine.is_some() {
+                // It did answer: with what it is closed for.
+                continue;
+            }
             self.cluster.close_until(node, "its agent did not answer in time", until, EarlyEnd::Answer);
             self.timers.insert((until, Timer::Quarantine(node)));
             let message = format!(

@@ -7,6 +7,7 @@ use phalanx_common::ids::{GangName, LeaseId};
 use phalanx_common::resources::format_amount;
 
 use crate::amounts::Amounts;
+use crate::cluster::EarlyEnd;
 use crate::cluster::Node;
 use crate::core::Core;
 use crate::gang::{Gang, Pod, natural};
@@ -110,7 +111,17 @@ impl Core {
             }
             PhaseKind::Reserving => step("agents are asked to reserve its GPUs"),
             PhaseKind::Committing => step("its plan is being written"),
-            PhaseKind::Arming => step("agents write its leases to disk"),
+            PhaseKind::Arming => {
+                let unarmed = gang.phase.round().into_iter().flat_map(|round| &round.unarmed);
+                let nodes =
+                    unarmed.filter_map(|id| Some(self.cluster.node(self.leases.leases.get(id)?.node)));
+                let sick = nodes.filter_map(|node| {
+                    let closed = node.quarantine.as_ref()?;
+                    (closed.ends_early == EarlyEnd::Disk)
+                        .then(|| format!("; node {}: {}", node.name, closed.why))
+                });
+                step(&format!("agents write its leases to disk{}", sick.take(1).collect::<String>()))
+            }
             PhaseKind::Binding => {
                 let refused = gang.phase.round().and_then(|round| round.refused.as_deref());
                 step(&format!(

@@ -62,4 +62,5 @@ scenarios! {
     best_set,
     late_plans,
     two_coordinators,
+    full_disk_on_a_node,
 }

@@ -37,6 +37,8 @@ struct Agent {
     cause: Option<RefusalCause>,
     /// Refuses everything while it has so many leases.
     most_leases: Option<usize>,
+    /// Its ledger cannot be written: nothing is armed.
+    disk_full: bool,
     /// Another coordinator's term that it has met.
     led_by: Option<Term>,
 }
@@ -395,6 +397,13 @@ impl World {
                     FromAgent::Reserved { term, lease }
                 }
             }
+            ToAgent::Arm { term, lease } if agent.disk_full => FromAgent::Refused {
+                term,
+                lease,
+                cause: cause("Disk", node.as_str()),
+                inventory: Box::new(agent.inventory.clone().unwrap()),
+                leases: agent.leases.values().cloned().collect(),
+            },
             ToAgent::Arm { term, lease }
             | ToAgent::Bound { term, lease }
             | ToAgent::GangBound { term, lease } => {
@@ -822,6 +831,9 @@ impl World {
                 self.agents.get_mut(&node).unwrap().led_by = Some(Term { counter, incarnation });
             }
             "answers" => self.agents.get_mut(&node).unwrap().silent = false,
+            "disk-full" | "disk-well" => {
+                self.agents.get_mut(&node).unwrap().disk_full = words.plain[2] == "disk-full";
+            }
             "refuses" => {
                 let agent = self.agents.get_mut(&node).unwrap();
                 agent.refuse = words.plain[3].parse().unwrap();
