@@ -110,6 +110,7 @@ impl World {
             pass_at: None,
             feed_is_due: false,
         };
+        self.recordings.start(incarnation, process.clock.told(self.now), &self.settings);
         self.processes.insert(incarnation, process);
         self.log.line(self.now, format_args!("coordinator starts, term {term}, {} objects", objects.len()));
         self.log.count("coordinator start");
@@ -197,7 +198,10 @@ impl World {
     /// One fact for the core.
     pub(crate) fn record(&mut self, incarnation: u64, event: Event, actions: &mut Vec<Action>) {
         let Some(process) = self.processes.get_mut(&incarnation) else { return };
-        process.core.apply(event, process.clock.told(self.now), actions);
+        let (at, before) = (process.clock.told(self.now), actions.len());
+        self.recordings.event(incarnation, at, &event);
+        process.core.apply(event, at, actions);
+        self.recordings.actions(incarnation, &actions[before..]);
         let is_overtaken = process.core.overtaken().is_some();
         if let Err(error) = invariants::check(&process.core) {
             self.fail("coordinator-core", error);
@@ -236,7 +240,9 @@ impl World {
         let Some(process) = self.processes.get_mut(&incarnation).filter(is_due) else { return };
         process.pass_at = None;
         let mut actions = Vec::new();
-        process.core.cycle(process.clock.told(now), &mut actions);
+        let at = process.clock.told(now);
+        process.core.cycle(at, &mut actions);
+        self.recordings.pass(incarnation, at, &actions, &mut process.core);
         let deadline = process.core.next_deadline().map(|(at, _)| process.clock.until(now, at));
         if let Err(error) = invariants::check(&process.core) {
             self.fail("coordinator-core", error);

@@ -18,6 +18,7 @@ pub mod log;
 mod network;
 pub mod options;
 pub mod random;
+mod recording;
 mod seeds;
 mod users;
 mod workload;

@@ -1,6 +1,7 @@
 //! `phalanx-sim`: runs seeds, prints what was reached, and for a seed that fails the command that repeats it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
@@ -25,6 +26,9 @@ struct Arguments {
     /// Print the log of the seed
     #[arg(long)]
     trace: bool,
+    /// Write what the coordinators of the seed did to a file, for `phalanx-coordinator replay FILE`
+    #[arg(long, value_name = "FILE", requires = "seed")]
+    record: Option<PathBuf>,
     /// Plant a bug, to see a checker fail
     #[cfg(feature = "planted-bugs")]
     #[arg(long, value_parser = parse_bug)]
@@ -42,6 +46,7 @@ fn parse_bug(text: &str) -> Result<Bug, String> {
 struct Summary {
     counts: BTreeMap<String, u64>,
     steps: u64,
+    recording: Vec<u8>,
     failed: Vec<(u64, String)>,
 }
 
@@ -69,6 +74,12 @@ fn main() -> ExitCode {
         println!("{count:>10}  {what}");
     }
     println!("{count} seeds from {first}, {} steps", summary.steps);
+    if let Some(file) = &arguments.record
+        && let Err(error) = std::fs::write(file, &summary.recording)
+    {
+        eprintln!("error: --record: {}: {error}; name a file that can be written", file.display());
+        return ExitCode::FAILURE;
+    }
     let is_covered = report_coverage(&summary.counts, count);
     if summary.failed.is_empty() {
         return if is_covered { ExitCode::SUCCESS } else { ExitCode::FAILURE };
@@ -104,6 +115,7 @@ fn run_all(first: u64, count: u64, arguments: &Arguments) -> Summary {
     let summary = Mutex::new(Summary::default());
     let options = |seed| Options {
         trace: arguments.trace,
+        record: arguments.record.is_some(),
         #[cfg(feature = "planted-bugs")]
         bug: arguments.bug,
         ..Options::seed(seed)
@@ -113,6 +125,7 @@ fn run_all(first: u64, count: u64, arguments: &Arguments) -> Summary {
         for line in &report.lines {
             println!("{line}");
         }
+        summary.recording.extend_from_slice(&report.recording);
         summary.add(report);
     });
     let mut summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);

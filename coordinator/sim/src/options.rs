@@ -120,6 +120,8 @@ pub struct Options {
     pub seed: u64,
     /// Keep the log's lines; the log's hash is made in any case.
     pub trace: bool,
+    /// Keep what the coordinators did, for a replay.
+    pub record: bool,
     /// The planted bug.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<Bug>,
@@ -136,6 +138,7 @@ impl Options {
         Self {
             seed,
             trace: false,
+            record: false,
             #[cfg(feature = "planted-bugs")]
             bug: None,
             rates: None,

@@ -21,6 +21,7 @@ use crate::log::Log;
 use crate::network::Link;
 use crate::options::{Options, Rates};
 use crate::random::Random;
+use crate::recording::Recordings;
 use crate::workload::{Step, Workload};
 
 /// After the faults stop: pods that would run for ever are deleted at this distance.
@@ -111,6 +112,8 @@ pub struct Report {
     pub counts: BTreeMap<String, u64>,
     /// Steps done.
     pub steps: u64,
+    /// What the coordinators did, one after the other, as `phalanx-coordinator replay` reads it; where it was asked for.
+    pub recording: Vec<u8>,
 }
 
 /// Everything.
@@ -120,6 +123,7 @@ pub(crate) struct World {
     pub(crate) settings: Settings,
     pub(crate) random: Random,
     pub(crate) log: Log,
+    pub(crate) recordings: Recordings,
     pub(crate) facts: Facts,
     pub(crate) api: FakeApi,
     /// The coordinator's processes, by incarnation: the last one leads, others do not know yet that they do not.
@@ -170,6 +174,7 @@ pub fn run(options: Options) -> Report {
         lines: world.log.lines().to_vec(),
         counts: world.log.counts,
         steps,
+        recording: world.recordings.text(),
     }
 }
 
@@ -192,6 +197,7 @@ impl World {
             api: FakeApi::new(FaultPlan::seeded(random.bits(), rates.api)),
             random,
             log: Log::new(options.trace),
+            recordings: Recordings::new(options.record),
             facts: Facts { binding_deadline_ms, ..Facts::default() },
             processes: BTreeMap::new(),
             actions_done: 0,
