@@ -2,8 +2,11 @@
 //!
 //! Each connection has one task that reads and one that writes. The reader waits for the driver where that is
 //! busy; nobody waits for a slow agent: one that takes nothing for some seconds, or has too much before it, is cut
-//! off.
+//! off. One that says more than any node has to say is read more slowly, and feels that in its own stream.
 
+mod accept;
+mod budget;
+mod gate;
 mod session;
 
 use std::net::SocketAddr;
@@ -14,14 +17,12 @@ use std::time::Duration;
 use phalanx_common::ids::{ClusterId, LeaseId, NodeName, PodUid, Term};
 use phalanx_common::wire::{FromAgent, Hello, MAX_LEASES, ToAgent};
 use quinn::{Connection, Endpoint, VarInt};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::task::JoinHandle;
 
+use self::budget::Quiet;
 use crate::metrics::Metrics;
 
-/// Handshakes in flight, Hello included. More wait in the endpoint: a coordinator that comes back must not be
-/// overrun by a thousand agents, nor held up by a few that say nothing.
-const HANDSHAKES: usize = 256;
 /// From the first packet to the Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// An agent sends a heartbeat every two seconds.
@@ -33,6 +34,11 @@ const OUTBOX_MESSAGES: usize = 4 * MAX_LEASES;
 const STALLED: Duration = Duration::from_secs(5);
 /// How long a rejected agent has to read why.
 const REJECTION: Duration = Duration::from_secs(1);
+/// One line about connections that are shed in this time.
+const SHED_LINE: Duration = Duration::from_secs(10);
+/// So many lines at once about agents that are not let in, and then one in this time.
+const REFUSED_LINES: u32 = 20;
+const REFUSED_LINE: Duration = Duration::from_secs(1);
 
 /// Codes of connections that the coordinator ends.
 mod code {
@@ -71,7 +77,16 @@ pub enum AgentInput {
         session: u64,
         /// The message.
         message: Box<FromAgent>,
+        /// Its place among the connection's messages that the loop has not taken.
+        place: Place,
     },
+}
+
+/// Held while a message waits for the loop. A connection has few of them, so that one that says much fills
+/// nobody else's queue.
+#[derive(Debug)]
+pub struct Place {
+    _permit: OwnedSemaphorePermit,
 }
 
 /// What agents tell of pods: in standalone mode they stand for the kubelet.
@@ -182,6 +197,10 @@ struct Shared {
     driver: mpsc::Sender<AgentInput>,
     pods: mpsc::Sender<PodReport>,
     metrics: Arc<Metrics>,
+    /// Lines about connections that are shed.
+    shed_lines: Quiet,
+    /// Lines about agents that are not let in.
+    refused_lines: Quiet,
 }
 
 /// The server; dropping it leaves the connections to their ends, `stop` ends them.
@@ -211,9 +230,17 @@ impl AgentServer {
     #[must_use]
     pub fn start(endpoint: Endpoint, parts: AgentServerParts) -> Self {
         let AgentServerParts { cluster, term, driver, pods, metrics } = parts;
-        let sessions = AtomicU64::new(1);
-        let shared = Arc::new(Shared { cluster, term, sessions, driver, pods, metrics });
-        let accepting = tokio::spawn(accept(endpoint.clone(), shared));
+        let shared = Arc::new(Shared {
+            cluster,
+            term,
+            sessions: AtomicU64::new(1),
+            driver,
+            pods,
+            metrics,
+            shed_lines: Quiet::new(1, SHED_LINE),
+            refused_lines: Quiet::new(REFUSED_LINES, REFUSED_LINE),
+        });
+        let accepting = tokio::spawn(accept::run(endpoint.clone(), shared));
         Self { endpoint, accepting }
     }
 
@@ -231,30 +258,14 @@ impl AgentServer {
     }
 }
 
-async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
-    while let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await {
-        let Some(incoming) = endpoint.accept().await else {
-            return;
-        };
-        let shared = Arc::clone(&shared);
-        tokio::spawn(async move {
-            let address = incoming.remote_address();
-            let admitted = tokio::time::timeout(HELLO_TIMEOUT, session::admit(incoming, &shared)).await;
-            drop(permit);
-            match admitted {
-                Ok(Ok(session)) => session.run(&shared).await,
-                Ok(Err(refusal)) => refusal.tell(address, &shared).await,
-                Err(_) => {
-                    shared.metrics.reject("silent");
-                    tracing::warn!(%address, "no Hello within 5 s: the connection is dropped");
-                }
-            }
-        });
-    }
-}
-
 impl Shared {
+    /// Says that somebody was not let in; of many at once only some.
+    fn refused(&self, address: SocketAddr, cause: &str, why: &str) {
+        if let Some(left_out) = self.refused_lines.ask() {
+            tracing::warn!(%address, cause, left_out, "an agent was not let in: {why}");
+        }
+    }
+
     fn next_session(&self) -> u64 {
         self.sessions.fetch_add(1, Ordering::Relaxed)
     }

@@ -171,7 +171,7 @@ impl Driver {
                 }
                 Event::AgentGone { node, session }
             }
-            AgentInput::Said { node, session, message } => Event::AgentSaid { node, session, message },
+            AgentInput::Said { node, session, message, .. } => Event::AgentSaid { node, session, message },
         };
         self.apply(event);
     }

@@ -64,6 +64,14 @@ pub struct Metrics {
     pub agents: Gauge,
     /// Connections ended because the agent took its messages too slowly.
     pub slow_agents: Counter,
+    /// Messages that were read later because the agent said more than any node has to say.
+    pub throttled: Counter,
+    /// Connections that are being let in.
+    pub admitting: Gauge,
+    /// Connections that wait to be let in.
+    pub waiting: Gauge,
+    /// Connections that had to show first that their address can be reached.
+    pub retried: Counter,
     /// Messages for a connection that had ended.
     pub unsent: Counter,
     /// Time of `apply` and `cycle` of one pass.
@@ -90,6 +98,10 @@ impl Default for Metrics {
             gpus_held: Gauge::default(),
             agents: Gauge::default(),
             slow_agents: Counter::default(),
+            throttled: Counter::default(),
+            admitting: Gauge::default(),
+            waiting: Gauge::default(),
+            retried: Counter::default(),
             unsent: Counter::default(),
             pass_seconds: Histogram::new(exponential_buckets(0.000_01, 4.0, 10)),
             backlog: Gauge::default(),
@@ -111,6 +123,11 @@ impl Default for Metrics {
             "Connections ended because the agent was slow",
             metrics.slow_agents.clone(),
         );
+        let Self { throttled, admitting, waiting, retried, .. } = &metrics;
+        registry.register("messages_throttled", "Messages read later: the agent floods", throttled.clone());
+        registry.register("connections_admitting", "Connections being let in", admitting.clone());
+        registry.register("connections_waiting", "Connections that wait to be let in", waiting.clone());
+        registry.register("connections_retried", "Connections asked to prove their address", retried.clone());
         registry.register(
             "messages_unsent",
             "Messages for a connection that had ended or was ended as slow",

@@ -27,10 +27,19 @@ const IDLE_TIMEOUT_MS: u32 = 15_000;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// The usual 333 ms would let the first retransmission wait a second.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
-/// One control stream, and room for what later versions may open.
-const STREAMS: u32 = 8;
+/// One control stream, and room for one that a later version may open.
+const STREAMS: u32 = 2;
+/// What a peer may send before it is read: the bound of what a connection that floods can lay up here.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 512 << 10;
+/// What is kept for a peer that does not take it; more than that the writer has to hold back.
+const SEND_WINDOW_BYTES: u64 = 256 << 10;
+/// Connections that nobody has accepted or turned away yet. The accept loop takes them off at once; beyond this
+/// first packets are dropped unseen, which agents take for loss.
+const UNSEEN_CONNECTIONS: usize = 4096;
+/// Packets kept for one of them, and for all.
+const UNSEEN_BYTES: u64 = 16 << 10;
+const UNSEEN_BYTES_IN_ALL: u64 = 8 << 20;
 
 /// Why an endpoint could not be made.
 #[derive(Debug, Error)]
@@ -169,7 +178,11 @@ fn server_config(identity: &Identity, authority: &TrustAnchor) -> Result<ServerC
     tls.send_tls13_tickets = 0;
     let crypto = QuicServerConfig::try_from(tls).map_err(tls_error)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(Arc::new(transport_config()));
+    config
+        .transport_config(Arc::new(transport_config()))
+        .max_incoming(UNSEEN_CONNECTIONS)
+        .incoming_buffer_size(UNSEEN_BYTES)
+        .incoming_buffer_size_total(UNSEEN_BYTES_IN_ALL);
     Ok(config)
 }
 
@@ -182,8 +195,10 @@ fn transport_config() -> TransportConfig {
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
         .receive_window(VarInt::from_u32(CONNECTION_WINDOW_BYTES))
-        .send_window(u64::from(CONNECTION_WINDOW_BYTES))
-        .datagram_receive_buffer_size(None);
+        .send_window(SEND_WINDOW_BYTES)
+        // No datagrams in either direction.
+        .datagram_receive_buffer_size(None)
+        .datagram_send_buffer_size(0);
     transport
 }
 

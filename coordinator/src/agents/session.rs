@@ -1,16 +1,20 @@
 //! One agent's connection: admission, then messages both ways until it ends.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
 
 use phalanx_common::ids::{NodeName, Term};
 use phalanx_common::topology::InventoryError;
 use phalanx_common::wire::{FromAgent, Hello, LeaseState, OLDEST_VERSION, ToAgent, VERSION, codec};
 use phalanx_transport::{ControlReader, ControlWriter, FrameError, accept_control, peer_node_name};
 use quinn::{Connection, Incoming, VarInt};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
-use super::{AgentInput, End, OUTBOX_MESSAGES, Outbox, PodReport, REJECTION, SILENCE, STALLED, Shared, code};
+use super::budget::{Bucket, UNREAD, weight};
+use super::{AgentInput, End, OUTBOX_MESSAGES, Outbox, Place, PodReport};
+use super::{REJECTION, SILENCE, STALLED, Shared, code};
 
 /// An agent that was let in.
 pub(super) struct Session {
@@ -37,7 +41,7 @@ impl Refusal {
     /// Counts it, logs it, and tells the agent why where that is possible.
     pub(super) async fn tell(self, address: SocketAddr, shared: &Shared) {
         shared.metrics.reject(self.cause);
-        tracing::warn!(%address, cause = self.cause, "an agent was not let in: {}", self.message);
+        shared.refused(address, self.cause, &self.message);
         let Some((connection, mut writer)) = self.answer else {
             return;
         };
@@ -136,7 +140,7 @@ impl Session {
         shared.metrics.agents.inc();
         tracing::info!(%node, session = number, address = %connection.remote_address(), "an agent is connected");
         let writing = tokio::spawn(write(outgoing, writer, end.clone()));
-        let why = read(reader, &node, number, shared).await;
+        let why = Reading::new(&node, number, shared).run(reader).await;
         if let Ending::Close(code, why) = &why {
             connection.close(VarInt::from_u32(*code), why.as_bytes());
         }
@@ -181,21 +185,87 @@ async fn write(mut outgoing: mpsc::Receiver<ToAgent>, mut writer: ControlWriter,
     }
 }
 
-async fn read(mut reader: ControlReader, node: &NodeName, session: u64, shared: &Shared) -> Ending {
-    loop {
-        let message = match timeout(SILENCE, reader.next::<FromAgent>()).await {
-            Err(_) => return Ending::Close(code::SILENT, "nothing was heard for 6 s".to_owned()),
-            Ok(Ok(None)) => return Ending::Close(code::INVALID, "the control stream has ended".to_owned()),
-            Ok(Ok(Some(message))) => message,
-            Ok(Err(FrameError::Stream(error))) => return Ending::Ended(error.to_string()),
-            Ok(Err(error)) => return Ending::Close(code::INVALID, error.to_string()),
+/// The way of one connection's messages to the loop.
+struct Reading<'s> {
+    node: &'s NodeName,
+    session: u64,
+    shared: &'s Shared,
+    budget: Bucket,
+    unread: Arc<Semaphore>,
+    /// It was said that this one is slowed.
+    told: bool,
+}
+
+struct Stopped;
+
+impl<'s> Reading<'s> {
+    fn new(node: &'s NodeName, session: u64, shared: &'s Shared) -> Self {
+        let budget = Bucket::of_messages(Instant::now());
+        Self { node, session, shared, budget, unread: Arc::new(Semaphore::new(UNREAD)), told: false }
+    }
+
+    async fn run(mut self, mut reader: ControlReader) -> Ending {
+        loop {
+            let message = match timeout(SILENCE, reader.next::<FromAgent>()).await {
+                Err(_) => return Ending::Close(code::SILENT, "nothing was heard for 6 s".to_owned()),
+                Ok(Ok(None)) => {
+                    return Ending::Close(code::INVALID, "the control stream has ended".to_owned());
+                }
+                Ok(Ok(Some(message))) => message,
+                Ok(Err(FrameError::Stream(error))) => return Ending::Ended(error.to_string()),
+                Ok(Err(error)) => return Ending::Close(code::INVALID, error.to_string()),
+            };
+            self.slow_down(&message).await;
+            if let Err(error) = check_inventory(&message) {
+                return Ending::Close(code::INVALID, format!("its inventory cannot be used: {error}"));
+            }
+            if self.forward(message).await.is_err() {
+                return Ending::Close(code::STOPPING, "the coordinator stops".to_owned());
+            }
+        }
+    }
+
+    /// Nothing is read meanwhile: the agent's stream fills, and then it can send no more.
+    async fn slow_down(&mut self, message: &FromAgent) {
+        let Some(wait) = self.budget.take(weight(message), Instant::now()) else { return };
+        self.shared.metrics.throttled.inc();
+        if !self.told {
+            self.told = true;
+            let (node, session) = (self.node, self.session);
+            tracing::warn!(%node, session, "the agent says more than any node has to say: it is read slowly");
+        }
+        tokio::time::sleep(wait).await;
+    }
+
+    /// Sends a message where it belongs. Heartbeats have done their work by arriving.
+    async fn forward(&self, message: FromAgent) -> Result<(), Stopped> {
+        let node = self.node.clone();
+        let report = match &message {
+            FromAgent::Heartbeat => return Ok(()),
+            FromAgent::Hello(_) => {
+                tracing::debug!(%node, "a second Hello is ignored");
+                return Ok(());
+            }
+            FromAgent::PodStarted { pod } => PodReport::Started { node, pod: pod.clone() },
+            FromAgent::PodEnded { pod, succeeded } => {
+                PodReport::Ended { node, pod: pod.clone(), succeeded: *succeeded }
+            }
+            FromAgent::PodStopped { pod } => PodReport::Stopped { node, pod: pod.clone() },
+            FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
+                let report = PodReport::LeaseGone { node, lease: *lease };
+                self.tell_driver(message).await?;
+                report
+            }
+            _ => return self.tell_driver(message).await,
         };
-        if let Err(error) = check_inventory(&message) {
-            return Ending::Close(code::INVALID, format!("its inventory cannot be used: {error}"));
-        }
-        if forward(message, node, session, shared).await.is_err() {
-            return Ending::Close(code::STOPPING, "the coordinator stops".to_owned());
-        }
+        self.shared.pods.send(report).await.map_err(|_| Stopped)
+    }
+
+    async fn tell_driver(&self, message: FromAgent) -> Result<(), Stopped> {
+        let permit = Arc::clone(&self.unread).acquire_owned().await.map_err(|_| Stopped)?;
+        let (node, session, message) = (self.node.clone(), self.session, Box::new(message));
+        let input = AgentInput::Said { node, session, message, place: Place { _permit: permit } };
+        self.shared.driver.send(input).await.map_err(|_| Stopped)
     }
 }
 
@@ -205,40 +275,4 @@ fn check_inventory(message: &FromAgent) -> Result<(), InventoryError> {
         FromAgent::Refused { inventory, .. } => inventory.check(),
         _ => Ok(()),
     }
-}
-
-struct Stopped;
-
-/// Sends a message where it belongs. Heartbeats have done their work by arriving.
-async fn forward(message: FromAgent, node: &NodeName, session: u64, shared: &Shared) -> Result<(), Stopped> {
-    let node = node.clone();
-    let report = match &message {
-        FromAgent::Heartbeat => return Ok(()),
-        FromAgent::Hello(_) => {
-            tracing::debug!(%node, "a second Hello is ignored");
-            return Ok(());
-        }
-        FromAgent::PodStarted { pod } => PodReport::Started { node, pod: pod.clone() },
-        FromAgent::PodEnded { pod, succeeded } => {
-            PodReport::Ended { node, pod: pod.clone(), succeeded: *succeeded }
-        }
-        FromAgent::PodStopped { pod } => PodReport::Stopped { node, pod: pod.clone() },
-        FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
-            let report = PodReport::LeaseGone { node: node.clone(), lease: *lease };
-            tell_driver(message, node, session, shared).await?;
-            report
-        }
-        _ => return tell_driver(message, node, session, shared).await,
-    };
-    shared.pods.send(report).await.map_err(|_| Stopped)
-}
-
-async fn tell_driver(
-    message: FromAgent,
-    node: NodeName,
-    session: u64,
-    shared: &Shared,
-) -> Result<(), Stopped> {
-    let input = AgentInput::Said { node, session, message: Box::new(message) };
-    shared.driver.send(input).await.map_err(|_| Stopped)
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 pub mod cluster;
+pub mod server;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,6 +25,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// ERROR lines of the log so far, with their text.
 static ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// WARN lines of the log so far, of all tests in the process.
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static LOG: Once = Once::new();
 
 /// Counts ERROR lines: none is allowed, whatever the test asks.
@@ -31,10 +34,22 @@ struct CountErrors;
 
 impl<S: tracing::Subscriber> Layer<S> for CountErrors {
     fn on_event(&self, event: &tracing::Event<'_>, _context: Context<'_, S>) {
-        if *event.metadata().level() == tracing::Level::ERROR {
-            ERRORS.lock().unwrap().push(format!("{event:?}"));
+        match *event.metadata().level() {
+            tracing::Level::ERROR => ERRORS.lock().unwrap().push(format!("{event:?}")),
+            tracing::Level::WARN => WARNINGS.lock().unwrap().push(format!("{event:?}")),
+            _ => {}
         }
     }
+}
+
+/// WARN lines so far that say this.
+pub fn warnings(text: &str) -> usize {
+    WARNINGS.lock().unwrap().iter().filter(|line| line.contains(text)).count()
+}
+
+/// Starts the log's counters.
+pub fn log() {
+    LOG.call_once(|| tracing_subscriber::registry().with(CountErrors).init());
 }
 
 /// Ends a coordinator; nothing crashed and nothing was logged as an error.
@@ -45,7 +60,7 @@ pub async fn stop(coordinator: Coordinator) {
 
 /// Free ports and the default policy.
 pub fn config(state_dir: &Path) -> Config {
-    LOG.call_once(|| tracing_subscriber::registry().with(CountErrors).init());
+    log();
     Config {
         state_dir: state_dir.to_owned(),
         listen: "127.0.0.1:0".parse().unwrap(),

@@ -1,0 +1,144 @@
+//! The accept loop: takes every connection that arrives off the endpoint at once, and lets it in, keeps it waiting,
+//! asks it to prove its address, or sheds it, as the gate says.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn::{Endpoint, Incoming};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+
+use super::gate::{ADMISSIONS, Arrival, Gate, source_of};
+use super::{HELLO_TIMEOUT, Shared, session};
+
+/// How often it is looked whether those inside are stuck.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// An admission has ended.
+struct Ended {
+    number: u64,
+    /// The agent is let in.
+    welcomed: bool,
+}
+
+/// Lets agents in until the endpoint closes.
+pub(super) async fn run(endpoint: Endpoint, shared: Arc<Shared>) {
+    let (ended, mut endings) = mpsc::channel(ADMISSIONS);
+    let mut door = Door { gate: Gate::new(Instant::now()), give_up: BTreeMap::new(), ended, shared };
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            incoming = endpoint.accept() => match incoming {
+                Some(incoming) => door.arrive(incoming),
+                None => return,
+            },
+            Some(Ended { number, welcomed }) = endings.recv() => {
+                door.give_up.remove(&number);
+                door.gate.leave(number, welcomed, Instant::now());
+                door.fill();
+            }
+            _ = looks.tick() => door.look(),
+        }
+        door.count();
+    }
+}
+
+struct Door {
+    gate: Gate<Incoming>,
+    /// Dropping an end gives the admission up.
+    give_up: BTreeMap<u64, oneshot::Sender<()>>,
+    ended: mpsc::Sender<Ended>,
+    shared: Arc<Shared>,
+}
+
+impl Door {
+    fn arrive(&mut self, incoming: Incoming) {
+        let address = incoming.remote_address();
+        if self.gate.is_busy() && !incoming.remote_address_validated() {
+            // Costs us nothing to remember; who has borrowed the address of another never comes back.
+            self.shared.metrics.retried.inc();
+            // Never an error: one that is not validated may be asked.
+            let _ = incoming.retry();
+            return;
+        }
+        match self.gate.arrive(address, incoming, Instant::now()) {
+            Arrival::Enter(number, incoming) => self.admit(number, incoming),
+            Arrival::Wait => {}
+            Arrival::Shed(incoming) => {
+                // No answer: an agent asks again by itself, a little later each time.
+                incoming.ignore();
+                self.shared.metrics.reject("busy");
+                self.shed(address, "too many connections are being let in");
+            }
+        }
+    }
+
+    /// Those who wait take the places that are free.
+    fn fill(&mut self) {
+        while let Some((number, incoming)) = self.gate.next(Instant::now()) {
+            self.admit(number, incoming);
+        }
+    }
+
+    fn look(&mut self) {
+        let now = Instant::now();
+        self.gate.expired(now).into_iter().for_each(Incoming::ignore);
+        for number in self.gate.stuck(now) {
+            self.give_up.remove(&number);
+            self.shared.metrics.reject("stuck");
+        }
+        self.fill();
+    }
+
+    fn count(&self) {
+        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        self.shared.metrics.admitting.set(count(self.gate.admitting()));
+        self.shared.metrics.waiting.set(count(self.gate.waiting()));
+    }
+
+    fn shed(&self, address: SocketAddr, why: &str) {
+        if let Some(left_out) = self.shared.shed_lines.ask() {
+            let source = source_of(address);
+            tracing::warn!(%source, left_out, "connections are shed: {why}");
+        }
+    }
+
+    fn admit(&mut self, number: u64, incoming: Incoming) {
+        let (give_up, given_up) = oneshot::channel::<()>();
+        self.give_up.insert(number, give_up);
+        let (ended, shared) = (self.ended.clone(), Arc::clone(&self.shared));
+        tokio::spawn(async move {
+            let address = incoming.remote_address();
+            let admission = tokio::time::timeout(HELLO_TIMEOUT, session::admit(incoming, &shared));
+            let admitted = tokio::select! {
+                admitted = admission => admitted,
+                _ = given_up => {
+                    shared.refused(address, "stuck", "others waited, and this one did not get on");
+                    return;
+                }
+            };
+            let session = match admitted {
+                Ok(Ok(session)) => Some(session),
+                // The place is kept until the refusal is told: refusals are bounded like admissions.
+                Ok(Err(refusal)) => {
+                    refusal.tell(address, &shared).await;
+                    None
+                }
+                Err(_) => {
+                    shared.metrics.reject("silent");
+                    shared.refused(address, "silent", "no Hello within 5 s: the connection is dropped");
+                    None
+                }
+            };
+            // The loop is gone when the server stops: then nobody counts.
+            let _ = ended.send(Ended { number, welcomed: session.is_some() }).await;
+            drop(ended);
+            if let Some(session) = session {
+                session.run(&shared).await;
+            }
+        });
+    }
+}
