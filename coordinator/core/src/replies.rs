@@ -32,6 +32,8 @@ impl Core {
         if self.overtaken.is_some() {
             return;
         }
+        // Whoever says Hello is silent no more.
+        self.cluster.end_early(node, EarlyEnd::Answer);
         if self.synced {
             self.reconcile(node, hello.leases);
         } else {
