@@ -123,6 +123,7 @@ fn options(config: &Config) -> Result<AgentOptions> {
     };
     let identity = Identity::load(directory, "agent").with_context(help)?;
     let authority = TrustAnchor::load(directory).with_context(help)?;
+    identity.check_issuer(&authority, directory, "agent").with_context(help)?;
     let named = identity.node_name().with_context(help)?;
     ensure!(
         named == config.node,

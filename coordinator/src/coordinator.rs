@@ -59,7 +59,10 @@ pub enum StartError {
     #[error("stored objects: {0}")]
     Api(#[from] ApiError),
     /// Certificates.
-    #[error("certificates in {directory}: {cause}")]
+    #[error(
+        "certificates in {directory}: {cause}; put a backup of the directory in its place, or move it away and start \
+         again: a new authority is made then, and every agent needs new files from `issue-agent`"
+    )]
     Pki {
         /// The directory.
         directory: PathBuf,

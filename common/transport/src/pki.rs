@@ -3,6 +3,8 @@
 //! P-256 everywhere. A leaf says what it is for: a coordinator's only serves, an agent's only dials, so an
 //! agent's key cannot pose as a coordinator. There is no rotation yet, hence the long life.
 
+mod check;
+
 use std::fs;
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -20,10 +22,15 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
 use x509_parser::extensions::GeneralName;
 
+use self::check::{check_authority, check_key, check_signature, unfit};
 use crate::{COORDINATOR_NAME, NODE_URI_PREFIX};
 
 /// File name of the authority's certificate.
 pub const AUTHORITY_FILE: &str = "ca.pem";
+
+/// File name of the authority's key.
+const AUTHORITY_KEY_FILE: &str = "ca.key";
+const AUTHORITY_NAME: &str = "Phalanx authority";
 
 const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Certificates are valid from a little before now: clocks of machines differ.
@@ -47,6 +54,14 @@ pub enum PkiError {
     Pem {
         /// Which text.
         what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A file is not what was written, or does not belong to the one beside it.
+    #[error("{path}: {reason}")]
+    Unfit {
+        /// The file.
+        path: PathBuf,
         /// What is wrong with it.
         reason: String,
     },
@@ -117,11 +132,31 @@ impl Identity {
     /// Reads `NAME.pem` and `NAME.key` from a directory.
     ///
     /// # Errors
-    /// A file is missing, unreadable or not PEM.
+    /// A file is missing, unreadable, not PEM, or the two do not belong together.
     pub fn load(directory: &Path, name: &str) -> Result<Self, PkiError> {
-        let certificate_pem = read(&directory.join(format!("{name}.pem")))?;
-        let key_pem = read(&directory.join(format!("{name}.key")))?;
-        Self::from_pem(&certificate_pem, &key_pem)
+        let (path, key_path) = (directory.join(format!("{name}.pem")), directory.join(format!("{name}.key")));
+        let identity = Self { certificate_pem: read(&path)?, key_pem: read(&key_path)?, reset_secret: None };
+        let chain = identity.chain().map_err(|error| unfit(&path, error))?;
+        identity.key().map_err(|error| unfit(&key_path, error))?;
+        let key = KeyPair::from_pem(&identity.key_pem).map_err(|error| unfit(&key_path, error))?;
+        check_key(&path, &chain, &key)?;
+        Ok(identity)
+    }
+
+    /// Checks that this authority signed the certificate in `NAME.pem` of a directory: one that it did not sign is
+    /// turned away by every peer, again and again.
+    ///
+    /// # Errors
+    /// It did not; the text names the file.
+    pub fn check_issuer(
+        &self,
+        authority: &TrustAnchor,
+        directory: &Path,
+        name: &str,
+    ) -> Result<(), PkiError> {
+        let path = directory.join(format!("{name}.pem"));
+        let anchors = authority.certificates()?;
+        check_signature(&path, &self.chain()?, &anchors, "ca.pem is not of the authority that signed it")
     }
 
     /// Writes `NAME.pem` and `NAME.key` into a directory, which is made if it is not there. The key can
@@ -176,9 +211,13 @@ impl TrustAnchor {
     /// Reads `ca.pem` from a directory.
     ///
     /// # Errors
-    /// The file is missing, unreadable or not PEM.
+    /// The file is missing, unreadable, not PEM, or not what was written.
     pub fn load(directory: &Path) -> Result<Self, PkiError> {
-        Self::from_pem(&read(&directory.join(AUTHORITY_FILE))?)
+        let path = directory.join(AUTHORITY_FILE);
+        let anchor = Self { pem: read(&path)? };
+        let chain = anchor.certificates().map_err(|error| unfit(&path, error))?;
+        check_authority(&path, &chain)?;
+        Ok(anchor)
     }
 
     /// Writes `ca.pem` into a directory, which is made if it is not there.
@@ -206,12 +245,16 @@ impl CertificateAuthority {
     /// # Errors
     /// The system gives no randomness.
     pub fn create() -> Result<Self, PkiError> {
-        let subject = "Phalanx authority";
+        let failed = |source| PkiError::Make { subject: AUTHORITY_NAME.to_owned(), source };
+        Self::from_key(KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(failed)?)
+    }
+
+    fn from_key(key: KeyPair) -> Result<Self, PkiError> {
+        let subject = AUTHORITY_NAME;
         let failed = |source| PkiError::Make { subject: subject.to_owned(), source };
         let mut params = parameters(subject);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(failed)?;
         let certificate_pem = params.self_signed(&key).map_err(failed)?.pem();
         Ok(Self { certificate_pem, issuer: Issuer::new(params, key) })
     }
@@ -234,20 +277,34 @@ impl CertificateAuthority {
     /// Reads `ca.pem` and `ca.key` from a directory.
     ///
     /// # Errors
-    /// A file is missing, unreadable or not valid.
+    /// A file is missing, unreadable, not valid, or the two do not belong together.
     pub fn load(directory: &Path) -> Result<Self, PkiError> {
-        Self::from_pem(&read(&directory.join(AUTHORITY_FILE))?, &read(&directory.join("ca.key"))?)
+        let (path, key_path) = (directory.join(AUTHORITY_FILE), directory.join(AUTHORITY_KEY_FILE));
+        let (certificate_pem, key_pem) = (read(&path)?, read(&key_path)?);
+        let key = KeyPair::from_pem(&key_pem).map_err(|error| unfit(&key_path, error))?;
+        let chain = certificates("the authority's certificate", &certificate_pem)
+            .map_err(|error| unfit(&path, error))?;
+        check_key(&path, &chain, &key)?;
+        check_authority(&path, &chain)?;
+        let issuer = Issuer::from_ca_cert_pem(&certificate_pem, key).map_err(|error| unfit(&path, error))?;
+        Ok(Self { certificate_pem, issuer })
     }
 
     /// Reads the authority from a directory, or makes one there.
     ///
     /// # Errors
-    /// Only one of the two files is there, or they cannot be read or written.
+    /// The key is missing, or the files cannot be read or written.
     pub fn load_or_create(directory: &Path) -> Result<Self, PkiError> {
-        if directory.join(AUTHORITY_FILE).exists() || directory.join("ca.key").exists() {
-            return Self::load(directory);
-        }
-        let authority = Self::create()?;
+        let key_path = directory.join(AUTHORITY_KEY_FILE);
+        let authority = match (exists(&directory.join(AUTHORITY_FILE))?, exists(&key_path)?) {
+            (true, _) => return Self::load(directory),
+            (false, false) => Self::create()?,
+            // The key is written first. A certificate made from it anew is as good as the first one to all who
+            // trust that: name and key are the same.
+            (false, true) => Self::from_key(
+                KeyPair::from_pem(&read(&key_path)?).map_err(|error| unfit(&key_path, error))?,
+            )?,
+        };
         authority.save(directory)?;
         Ok(authority)
     }
@@ -258,7 +315,7 @@ impl CertificateAuthority {
     /// # Errors
     /// A file cannot be written.
     pub fn save(&self, directory: &Path) -> Result<(), PkiError> {
-        write(&directory.join("ca.key"), &self.issuer.key().serialize_pem(), 0o600)?;
+        write(&directory.join(AUTHORITY_KEY_FILE), &self.issuer.key().serialize_pem(), 0o600)?;
         self.trust_anchor().save(directory)
     }
 
@@ -381,6 +438,10 @@ fn certificates(what: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, P
     if certificates.is_empty() { Err(bad("it holds no certificate".to_owned())) } else { Ok(certificates) }
 }
 
+fn exists(path: &Path) -> Result<bool, PkiError> {
+    path.try_exists().map_err(|source| PkiError::File { path: path.to_owned(), source })
+}
+
 fn read(path: &Path) -> Result<String, PkiError> {
     fs::read_to_string(path).map_err(|source| PkiError::File { path: path.to_owned(), source })
 }
@@ -396,7 +457,10 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
     let mut file =
         fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary).map_err(failed)?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
-    fs::rename(&temporary, path).map_err(failed)
+    fs::rename(&temporary, path).map_err(failed)?;
+    // A name that a crash of the machine takes back would make the next start issue another authority.
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    fs::File::open(directory.unwrap_or(Path::new("."))).and_then(|opened| opened.sync_all()).map_err(failed)
 }
 
 #[cfg(test)]
@@ -447,8 +511,80 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("ca.pem"), "nothing").unwrap();
         let error = TrustAnchor::load(directory.path()).unwrap_err().to_string();
-        assert!(error.contains("authority's certificate"), "{error}");
+        assert!(error.contains("/ca.pem: ") && error.contains("authority's certificate"), "{error}");
         let error = Identity::load(directory.path(), "agent").unwrap_err().to_string();
         assert!(error.contains("agent.pem"), "{error}");
+    }
+
+    /// Every flipped bit and every length of a file, one after the other.
+    fn damages(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+        let flips = (0..bytes.len() * 8).map(|bit| {
+            let mut flipped = bytes.to_vec();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            flipped
+        });
+        flips.chain((0..bytes.len()).map(|length| bytes[..length].to_vec()))
+    }
+
+    #[test]
+    fn a_damaged_file_of_the_authority_is_named_or_still_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = CertificateAuthority::load_or_create(directory.path()).unwrap();
+        let chain = authority.trust_anchor().certificates().unwrap();
+        let key = authority.issuer.key().serialize_der();
+        for name in ["ca.pem", "ca.key"] {
+            let path = directory.path().join(name);
+            let whole = fs::read(&path).unwrap();
+            let mut refused = 0;
+            for damaged in damages(&whole).step_by(7) {
+                fs::write(&path, damaged).unwrap();
+                match CertificateAuthority::load(directory.path()) {
+                    Ok(same) => {
+                        assert_eq!(same.trust_anchor().certificates().unwrap(), chain);
+                        assert_eq!(same.issuer.key().serialize_der(), key);
+                    }
+                    Err(error) => {
+                        refused += 1;
+                        let text = error.to_string();
+                        assert!(text.contains("/ca.pem: ") || text.contains("/ca.key: "), "{text}");
+                    }
+                }
+            }
+            assert!(refused > whole.len() / 2, "{name}: only {refused} refused");
+            fs::write(&path, whole).unwrap();
+        }
+        CertificateAuthority::load(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn an_authority_without_its_certificate_is_still_the_same_and_one_without_its_key_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = CertificateAuthority::load_or_create(directory.path()).unwrap();
+        let agent = authority.issue_agent(&NodeName::from("n1")).unwrap();
+        fs::remove_file(directory.path().join("ca.pem")).unwrap();
+        let remade = CertificateAuthority::load_or_create(directory.path()).unwrap();
+        agent.check_issuer(&remade.trust_anchor(), directory.path(), "agent").unwrap();
+        fs::remove_file(directory.path().join("ca.key")).unwrap();
+        let text = CertificateAuthority::load_or_create(directory.path()).err().unwrap().to_string();
+        assert!(text.contains("/ca.key: No such file"), "{text}");
+    }
+
+    #[test]
+    fn files_that_do_not_belong_together_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = CertificateAuthority::create().unwrap();
+        let agent = |name: &str| authority.issue_agent(&NodeName::from(name)).unwrap();
+        agent("n1").save(directory.path(), "agent").unwrap();
+        agent("n2").save(directory.path(), "other").unwrap();
+        fs::rename(directory.path().join("other.key"), directory.path().join("agent.key")).unwrap();
+        let text = Identity::load(directory.path(), "agent").unwrap_err().to_string();
+        assert!(text.contains("/agent.pem: it does not belong to the key beside it"), "{text}");
+
+        agent("n1").save(directory.path(), "agent").unwrap();
+        let loaded = Identity::load(directory.path(), "agent").unwrap();
+        loaded.check_issuer(&authority.trust_anchor(), directory.path(), "agent").unwrap();
+        let stranger = CertificateAuthority::create().unwrap().trust_anchor();
+        let text = loaded.check_issuer(&stranger, directory.path(), "agent").unwrap_err().to_string();
+        assert!(text.contains("/agent.pem: ca.pem is not of the authority that signed it"), "{text}");
     }
 }
