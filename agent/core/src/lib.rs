@@ -16,6 +16,7 @@ pub mod core;
 pub mod event;
 pub mod invariants;
 pub mod inventory;
+mod kept;
 pub mod leases;
 pub mod ledger;
 mod messages;

@@ -6,7 +6,7 @@ use phalanx_common::ids::LeaseId;
 use phalanx_common::planted::{self, Bug};
 
 /// Tombstones kept; beyond, the oldest give way to a watermark.
-const MAX_TOMBSTONES: usize = 65_536;
+pub const MAX_TOMBSTONES: usize = 65_536;
 
 /// The set of gone leases, in bounded memory.
 #[derive(Clone, Debug)]
@@ -28,6 +28,18 @@ impl Tombstones {
     #[must_use]
     pub const fn with_limit(limit: usize) -> Self {
         Self { gone: BTreeSet::new(), watermark: None, limit }
+    }
+
+    /// Ids kept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.gone.len()
+    }
+
+    /// True where none is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.gone.is_empty()
     }
 
     /// Marks a lease as gone.
