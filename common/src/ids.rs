@@ -194,6 +194,12 @@ impl LeaseId {
         self.serial as u32
     }
 
+    /// True where the lease was made under this very term.
+    #[must_use]
+    pub const fn is_of(self, term: Term) -> bool {
+        self.term == term.counter && self.incarnation() == term.incarnation as u32
+    }
+
     /// What is kept of the incarnation of its term.
     const fn incarnation(self) -> u32 {
         (self.serial >> 32) as u32
