@@ -60,6 +60,11 @@ pub fn phalanx() -> Command {
     command
 }
 
+/// A program beside the command line; built with the first use of that.
+pub fn program(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_phalanx")).with_file_name(name)
+}
+
 fn target_dir() -> PathBuf {
     let folder = Path::new(env!("CARGO_BIN_EXE_phalanx")).ancestors().nth(2);
     folder.unwrap().to_owned()
