@@ -1,4 +1,4 @@
-//! Project tasks: `cargo demo`, `cargo xtask sim --seeds N`, `cargo xtask check`.
+//! Project tasks: `cargo demo`, `cargo xtask sim --seeds N`, `cargo xtask chaos`, `cargo xtask check`.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,11 @@ Usage: cargo xtask TASK
   demo [ARGUMENTS]   build and run the demo; ARGUMENTS of `phalanx demo`, for example --keep
   sim [ARGUMENTS]    run the simulation over 200 seeds; ARGUMENTS of phalanx-sim, for example
                      --seeds 1 --seed K, as a failure prints it
+  chaos [--rounds N] [--seed S]
+                     real processes: random gangs, random faults, 20 rounds; --rounds 1 --seed K repeats
+                     the round that failed
+  chaos --measure [--rounds N]
+                     how long a coordinator's death keeps a gang waiting
   check              formatting, clippy, tidy, and cargo-deny where it is installed";
 
 fn main() -> ExitCode {
@@ -32,13 +37,14 @@ fn run_task() -> Result<()> {
         ["demo", arguments @ ..] => demo(arguments),
         ["sim"] => simulate(&["--seeds", "200"]),
         ["sim", arguments @ ..] => simulate(arguments),
+        ["chaos", arguments @ ..] => chaos(arguments),
         ["check"] => check(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             Ok(())
         }
         [] => bail!("no task is named\n{USAGE}"),
-        [task, ..] => bail!("task {task:?} is not one of demo, sim, check\n{USAGE}"),
+        [task, ..] => bail!("task {task:?} is not one of demo, sim, chaos, check\n{USAGE}"),
     }
 }
 
@@ -95,6 +101,32 @@ fn demo(arguments: &[&str]) -> Result<()> {
 fn simulate(arguments: &[&str]) -> Result<()> {
     let mut command = cargo(&["run", "--quiet", "--package", "phalanx-sim", "--"])?;
     step("the simulation", command.args(arguments))
+}
+
+/// Runs one of the tests that are too long for every day, with what it is told.
+fn chaos(arguments: &[&str]) -> Result<()> {
+    let mut test = "rounds::many";
+    let mut settings = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(flag) = rest.next() {
+        let name = match *flag {
+            "--measure" => {
+                test = "take_over::time";
+                continue;
+            }
+            "--rounds" => "PHALANX_CHAOS_ROUNDS",
+            "--seed" => "PHALANX_CHAOS_SEED",
+            other => bail!("chaos: {other:?} is not one of --rounds N, --seed S, --measure"),
+        };
+        let value = rest.next().with_context(|| format!("chaos: {flag} needs a number"))?;
+        let number: u64 = value
+            .parse()
+            .with_context(|| format!("chaos: {flag}: must be a whole number, found {value:?}"))?;
+        settings.push((name, number.to_string()));
+    }
+    let mut command = cargo(&["test", "--quiet", "--package", "phalanx-cli", "--test", "chaos", "--"])?;
+    command.args(["--ignored", "--exact", "--nocapture", test]).envs(settings);
+    step("chaos", &mut command)
 }
 
 fn check() -> Result<()> {
