@@ -75,4 +75,7 @@ pub enum Warning {
     /// A stored lease names something twice; the later one is dropped.
     #[error("lease {0} of the stored ledger is dropped: pod or GPU already belong to lease {1}")]
     StoredLease(LeaseId, LeaseId),
+    /// A board was swapped, or is not seen any more, since the last boot: the lease can never be honoured.
+    #[error("lease {0} of pod {1} is void: unknown UUID {2}, the node has no such GPU since it booted")]
+    VoidLease(LeaseId, GangName, GpuId),
 }

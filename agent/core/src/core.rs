@@ -64,6 +64,8 @@ pub(crate) struct Waiting {
 pub struct Core {
     pub(crate) node: NodeName,
     pub(crate) boot_id: Arc<str>,
+    /// Boot in which the ledger was written, while some of its leases are not verified in this one.
+    pub(crate) earlier_boot: Arc<str>,
     pub(crate) cluster: Option<ClusterId>,
     pub(crate) highest_term: Term,
     /// Revision that holds `highest_term`.
@@ -96,6 +98,7 @@ impl Core {
         let mut core = Self {
             node,
             boot_id: Arc::from(boot_id),
+            earlier_boot: Arc::from(boot_id),
             cluster: None,
             highest_term: Term::default(),
             term_in: 0,
@@ -116,50 +119,11 @@ impl Core {
         core
     }
 
-    fn recover(&mut self, ledger: Ledger, now: Time, actions: &mut Vec<Action>) {
-        self.cluster = ledger.cluster;
-        self.highest_term = ledger.highest_term;
-        let same_boot = ledger.boot_id == self.boot_id && !planted::is(Bug::RestartPodsAnew);
-        if !same_boot {
-            self.touch();
-        }
-        for stored in ledger.leases {
-            let id = stored.lease;
-            let mut lease = Lease::stored(stored);
-            if planted::is(Bug::RestartReserves) && lease.phase == Phase::Armed {
-                lease.phase = Phase::Reserved { expires_at: now + LEDGER_RETRY_MS };
-            }
-            if let Some(other) = self.leases.conflict(&lease) {
-                self.touch();
-                actions.push(Action::Warn(Warning::StoredLease(id, other)));
-                continue;
-            }
-            match &mut lease.phase {
-                Phase::Started { at, ended: None } => {
-                    let mut run_for = lease.request.run_for;
-                    if same_boot {
-                        run_for = run_for.map(|whole| Millis(whole.0.saturating_sub((now - *at).0)));
-                    } else {
-                        *at = now;
-                    }
-                    actions.push(start_pod(id, &lease, run_for));
-                }
-                Phase::Releasing => actions.push(Action::StopPod { pod: lease.request.pod.clone() }),
-                Phase::Reserved { .. }
-                | Phase::Armed
-                | Phase::Bound
-                | Phase::Started { .. }
-                | Phase::Ending { .. } => {}
-            }
-            self.leases.insert(id, lease);
-        }
-    }
-
     /// Records what happened.
     pub fn apply(&mut self, event: Event, now: Time, actions: &mut Vec<Action>) {
         self.expire(now);
         match event {
-            Event::Inventory(reading) => self.read(reading, actions),
+            Event::Inventory(reading) => self.read(reading, now, actions),
             Event::LinkUp => {
                 self.link = Link::Silent;
                 self.greet(actions);
@@ -274,8 +238,8 @@ impl Core {
         };
         let expired: Vec<LeaseId> = self.leases.iter().filter_map(due).collect();
         for lease in expired {
+            // No tombstone: whoever has a bound pod asks for its lease again until it is there.
             self.drop_reserved(lease);
-            self.tombstones.add(lease);
             self.answer(self.highest_term, lease);
         }
         if self.retry_at.is_some_and(|at| at <= now) {
@@ -284,7 +248,7 @@ impl Core {
         }
     }
 
-    fn read(&mut self, reading: Inventory, actions: &mut Vec<Action>) {
+    fn read(&mut self, reading: Inventory, now: Time, actions: &mut Vec<Action>) {
         if let Err(error) = reading.check() {
             let reason = error.to_string();
             actions.push(Action::Warn(Warning::Inventory(error)));
@@ -292,6 +256,7 @@ impl Core {
             self.inventory.get_or_insert_with(|| unusable(reason));
         } else {
             self.inventory = Some(reading);
+            self.verify(now, actions);
         }
         match self.link {
             Link::Silent => self.greet(actions),
@@ -401,7 +366,7 @@ impl Core {
         for (id, lease) in self.leases.iter_mut().filter(|(_, lease)| lease.changed_in <= persisted) {
             match lease.phase {
                 Phase::Ending { stopped } => gone.push((*id, stopped, lease.request.pod.clone())),
-                Phase::Started { .. } if lease.known != LeaseState::Started => {
+                Phase::Started { .. } if lease.known != LeaseState::Started && !lease.unverified => {
                     actions.push(start_pod(*id, lease, lease.request.run_for));
                     started.push(lease.request.pod.clone());
                 }
@@ -455,13 +420,13 @@ impl Core {
         Ledger {
             cluster: self.cluster.clone(),
             highest_term: self.highest_term,
-            boot_id: self.boot_id.clone(),
+            boot_id: if self.is_verified() { &self.boot_id } else { &self.earlier_boot }.clone(),
             leases: self.leases.durable(),
         }
     }
 }
 
-fn start_pod(id: LeaseId, lease: &Lease, run_for: Option<Millis>) -> Action {
+pub(crate) fn start_pod(id: LeaseId, lease: &Lease, run_for: Option<Millis>) -> Action {
     Action::StartPod {
         pod: lease.request.pod.clone(),
         name: lease.request.pod_name.clone(),

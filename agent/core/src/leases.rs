@@ -89,6 +89,8 @@ pub struct Lease {
     pub known: LeaseState,
     /// How long the reservation was for.
     pub expires_in: Millis,
+    /// The machine has booted since: whether it still has the GPUs is not known before they are read.
+    pub unverified: bool,
 }
 
 impl Lease {
@@ -101,6 +103,7 @@ impl Lease {
             changed_in: 0,
             known: phase.state(),
             expires_in,
+            unverified: false,
         }
     }
 

@@ -12,6 +12,7 @@
 //! 3. Only the newest term is obeyed. A newer one is on disk before anything is answered under it.
 
 pub mod action;
+mod boot;
 pub mod core;
 pub mod event;
 pub mod invariants;

@@ -3,7 +3,8 @@
 //! Commands: `start gpus=N cpu=CORES memory=GIB`, `restart [reboot]`, `link up|down`,
 //! `welcome [cluster=C] [term=T] [version=V]`, `reserve LEASE pod=P [gpus=0,1] [asked=N] [cpu=C] [memory=GIB]
 //! [expires=MS] [run-for=MS] [device=NAME] [count]`, `arm|bound|gang-bound|release LEASE`, `disk ok|fail`,
-//! `pod-ended P ok|failed`, `pod-stopped P`, `gpu N healthy|lost|failed`, `cpu CORES`, `wait MS`, `leases`,
+//! `no-gpus`, `gpus-back`, `reorder`,
+//! `swap-board N`, `pod-ended P ok|failed`, `pod-stopped P`, `gpu N healthy|lost|failed`, `cpu CORES`, `wait MS`, `leases`,
 //! `deadline`. All messages take `term=COUNTER/INCARNATION`; without it the term of the last Welcome.
 
 use std::collections::BTreeMap;
@@ -20,6 +21,8 @@ const GIB: u64 = 1 << 30;
 
 /// The world around one machine.
 struct World {
+    /// The inventory while the driver tells of no GPU.
+    kept: Option<Inventory>,
     core: Option<Core>,
     inventory: Inventory,
     now: Time,
@@ -72,6 +75,7 @@ fn show_term(term: Term) -> String {
 impl World {
     fn new() -> Self {
         Self {
+            kept: None,
             core: None,
             inventory: super::inventory(0, 0, 0),
             now: Time(1_000),
@@ -176,6 +180,30 @@ impl World {
                     other => GpuHealth::Failed(other.to_owned()),
                 };
                 self.inventory.gpus[line.word(1).parse::<usize>().unwrap()].health = health;
+                Event::Inventory(self.inventory.clone())
+            }
+            "no-gpus" => {
+                let mut none = self.inventory.clone();
+                std::mem::swap(&mut none, &mut self.inventory);
+                (self.inventory.gpus, self.inventory.links) = (Vec::new(), Vec::new());
+                self.kept = Some(none);
+                Event::Inventory(self.inventory.clone())
+            }
+            "gpus-back" => {
+                self.inventory = self.kept.take().unwrap();
+                Event::Inventory(self.inventory.clone())
+            }
+            "reorder" => {
+                // Another order of the bus: the indexes change, the UUIDs do not.
+                self.inventory.gpus.reverse();
+                for (at, gpu) in self.inventory.gpus.iter_mut().enumerate() {
+                    gpu.index = at as u32;
+                }
+                Event::Inventory(self.inventory.clone())
+            }
+            "swap-board" => {
+                let board = &mut self.inventory.gpus[line.word(1).parse::<usize>().unwrap()];
+                board.id = phalanx_common::ids::GpuId(board.id.0 + 100);
                 Event::Inventory(self.inventory.clone())
             }
             "cpu" => {
