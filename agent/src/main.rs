@@ -15,6 +15,9 @@ use phalanx_transport::{Identity, TrustAnchor};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+/// Number of the signal on Linux.
+const SIGXFSZ: i32 = 25;
+
 /// Guards the GPUs of one node: tells the coordinator what the node has, and promises its GPUs one by one.
 #[derive(Parser)]
 #[command(name = "phalanx-agent", version)]
@@ -59,7 +62,8 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", describe(error.as_ref()));
+            // Where even this cannot be written the exit code remains.
+            let _ = writeln!(io::stderr(), "error: {}", describe(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -91,6 +95,8 @@ async fn run_until_signal(config: Config) -> Result<()> {
     // Before the start: a signal during it must not kill half-way.
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    // A file that outgrows a limit of the process is then an error of that write, as on a full disk.
+    let _too_large = signal(SignalKind::from_raw(SIGXFSZ)).context("SIGXFSZ")?;
     let options = options(&config)?;
     let probe = NodeProbe::new(&config.probe)?;
     let (probe_handle, inventories) = probe::spawn(probe, config.probe_interval).context("probe thread")?;
@@ -143,7 +149,9 @@ fn options(config: &Config) -> Result<AgentOptions> {
 
 fn start_log(format: LogFormat, default_level: &str) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_level));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // A line that cannot be written, because the disk of the log is full, is lost; to say so there would be a panic.
+    let log = tracing_subscriber::fmt().log_internal_errors(false);
+    let log = log.with_env_filter(filter).with_writer(io::stderr);
     match format {
         LogFormat::Text => log.with_ansi(false).init(),
         LogFormat::Json => log.json().init(),

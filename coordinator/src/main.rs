@@ -14,6 +14,9 @@ use phalanx_coordinator::replay::{self, ReplayArguments, ReplayError};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+/// Number of the signal on Linux.
+const SIGXFSZ: i32 = 25;
+
 /// Decides queues, gangs and placement, and asks the agents of the nodes for the exact GPUs.
 #[derive(Parser)]
 #[command(name = "phalanx-coordinator", version)]
@@ -49,7 +52,8 @@ fn main() -> ExitCode {
         Command::Replay(arguments) => replay_file(&arguments),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("error: {}", describe(error.as_ref()));
+        // Where even this cannot be written the exit code remains.
+        let _ = writeln!(io::stderr(), "error: {}", describe(error.as_ref()));
         ExitCode::FAILURE
     })
 }
@@ -67,6 +71,8 @@ async fn run_until_signal(config: &Config) -> Result<bool> {
     // Before the start: a signal during it must not kill half-way.
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    // A file that outgrows a limit of the process is then an error of that write, as on a full disk.
+    let _too_large = signal(SignalKind::from_raw(SIGXFSZ)).context("SIGXFSZ")?;
     let mut coordinator = Coordinator::start(config).await?;
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: the coordinator stops"),
@@ -78,7 +84,9 @@ async fn run_until_signal(config: &Config) -> Result<bool> {
 
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // A line that cannot be written, because the disk of the log is full, is lost; to say so there would be a panic.
+    let builder = tracing_subscriber::fmt().log_internal_errors(false);
+    let builder = builder.with_env_filter(filter).with_writer(io::stderr);
     match format {
         LogFormat::Text => builder.with_ansi(false).init(),
         LogFormat::Json => builder.json().init(),
