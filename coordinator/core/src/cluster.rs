@@ -51,6 +51,8 @@ pub(crate) struct Node {
     pub(crate) refusals: u32,
     /// Closed for a while, and why.
     pub(crate) quarantine: Option<Quarantine>,
+    /// Since when the connection to its agent is down.
+    pub(crate) away_since: Option<Time>,
     /// Its agent has obeyed this coordinator: it knew no higher term.
     pub(crate) obeyed: bool,
     /// Where the node stands in the index.
@@ -71,6 +73,7 @@ impl Node {
             free_mask: 0,
             refusals: 0,
             quarantine: None,
+            away_since: None,
             obeyed: false,
             indexed: None,
         }
@@ -308,6 +311,7 @@ impl Cluster {
             gpus.zip(&agent.holders).filter_map(|(gpu, holder)| Some((gpu.id, (*holder)?))).collect()
         });
         let holders = inventory.gpus.iter().map(|gpu| held.get(&gpu.id).copied()).collect();
+        node.away_since = None;
         node.agent = Some(AgentSide { session: Some(session), inventory, class, holders });
         self.refresh(index, true);
         index
@@ -331,7 +335,8 @@ impl Cluster {
     }
 
     /// An agent's connection ended.
-    pub(crate) fn disconnect(&mut self, index: NodeIndex) {
+    pub(crate) fn disconnect(&mut self, index: NodeIndex, now: Time) {
+        self.nodes[index.0 as usize].away_since = Some(now);
         if let Some(agent) = &mut self.nodes[index.0 as usize].agent {
             agent.session = None;
         }

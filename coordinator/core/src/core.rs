@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::action::{Action, Command};
 use crate::cluster::{Cluster, NodeIndex};
 use crate::event::Event;
+use crate::foreign::ForeignPlan;
 use crate::gang::{GangKey, Gangs, OrderKey};
 use crate::lease::Leases;
 use crate::place::PodNeed;
@@ -35,6 +36,10 @@ pub(crate) enum Pending {
     QueueStatus(QueueName),
     /// Removal of a gang's plan: tried again when it failed.
     PlanRemoval(GangName),
+    /// Fence of a pod of an earlier leader's plan.
+    Foreign(GangKey, PodUid),
+    /// Fence of the pod of a lease that nobody here knows.
+    Stranger(LeaseId),
 }
 
 /// What a deadline is for.
@@ -50,6 +55,8 @@ pub(crate) enum Timer {
     QueueStatus(QueueName),
     /// A plan that could not be removed.
     PlanRemoval(GangName),
+    /// The pod of a lease that nobody here knows, which could not be fenced.
+    Stranger(LeaseId),
     /// The rest of a pass that did more than one cycle may.
     Rest,
 }
@@ -60,7 +67,7 @@ impl Timer {
             Self::Resend(_) => "an agent has not answered",
             Self::Gang(_) => "a gang's step is due",
             Self::Quarantine(_) => "a node's quarantine ends",
-            Self::QueueStatus(_) | Self::PlanRemoval(_) => "a write is tried again",
+            Self::QueueStatus(_) | Self::PlanRemoval(_) | Self::Stranger(_) => "a write is tried again",
             Self::Rest => "a pass is not finished",
         }
     }
@@ -87,6 +94,8 @@ pub struct Core {
     pub(crate) waiting: BTreeMap<OrderKey, GangKey>,
     /// Those of them to be tried in the next pass.
     pub(crate) to_try: BTreeSet<OrderKey>,
+    /// Plans of earlier leaders that were seen since.
+    pub(crate) foreign: BTreeMap<GangKey, ForeignPlan>,
     /// Plans read at start.
     pub(crate) plans_found: Vec<GangPlan>,
     /// What agents told before everything stored was known.
@@ -102,6 +111,8 @@ pub struct Core {
     pub(crate) last_need: Option<(phalanx_common::gang::PodRequest, Arc<PodNeed>)>,
     /// Counter that the term was asked to go above.
     pub(crate) raising_above: Option<u64>,
+    /// Time of the last event or cycle.
+    pub(crate) now: Time,
     /// Term of the coordinator that took over from this one.
     pub(crate) overtaken: Option<Term>,
     next_action: u64,
@@ -127,12 +138,14 @@ impl Core {
             touched_queues: BTreeSet::new(),
             waiting: BTreeMap::new(),
             to_try: BTreeSet::new(),
+            foreign: BTreeMap::new(),
             plans_found: Vec::new(),
             reports: BTreeMap::new(),
             room_seen: 0,
             emptied: None,
             last_need: None,
             raising_above: None,
+            now: Time(0),
             overtaken: None,
             next_action: 0,
             next_arrival: 0,
@@ -154,6 +167,7 @@ impl Core {
         if self.overtaken.is_some() {
             return;
         }
+        self.now = now;
         match event {
             Event::Started { term } | Event::TermRaised { term } => self.set_term(term),
             Event::QueueApplied(queue) => self.apply_queue(queue),
@@ -166,9 +180,12 @@ impl Core {
             Event::NodeDeleted(name) => self.delete_node(&name),
             Event::GangApplied(gang) => self.apply_gang(gang),
             Event::GangDeleted(name) => self.delete_gang(&name),
-            Event::PodApplied(pod) => self.apply_pod(*pod),
+            Event::PodApplied(pod) => {
+                self.heed_pod(&pod, actions);
+                self.apply_pod(*pod);
+            }
             Event::PodDeleted(uid) => self.delete_pod(&uid),
-            Event::PlanFound(plan) if self.synced => self.plan_seen(&plan, actions),
+            Event::PlanFound(plan) if self.synced => self.plan_seen(plan, actions),
             Event::PlanFound(plan) => self.plans_found.push(plan),
             Event::Synced => self.recover(actions),
             Event::AgentConnected { session, hello } => self.agent_connected(session, *hello, actions),
@@ -177,7 +194,12 @@ impl Core {
                 self.agent_said(&node, session, *message, now, actions);
             }
             Event::ActionDone { action, outcome } => self.action_done(action, &outcome, now, actions),
-            Event::PodRead { action, pod } => self.pod_read(action, pod.map(|pod| *pod)),
+            Event::PodRead { action, pod } => {
+                if let Some(pod) = &pod {
+                    self.heed_pod(pod, actions);
+                }
+                self.pod_read(action, pod.map(|pod| *pod));
+            }
         }
     }
 
@@ -186,6 +208,7 @@ impl Core {
         if !self.synced || self.overtaken.is_some() {
             return;
         }
+        self.now = now;
         self.fire_timers(now, actions);
         // Twice at most in practice: a lease of the coordinator's own ledger that ends frees room at once.
         for _ in 0..CYCLE_ROUNDS {
@@ -265,6 +288,7 @@ impl Core {
                     self.touched_queues.insert(queue);
                 }
                 Timer::PlanRemoval(gang) => self.retry_removal(&gang, actions),
+                Timer::Stranger(lease) => self.fence_stranger(lease, actions),
                 Timer::Rest => {}
             }
         }

@@ -91,7 +91,10 @@ fn check_gangs(core: &Core) -> Result<(), String> {
         let tally = core.gangs.tally(&gang.spec.name);
         let kind = gang.phase.kind();
         let volatile = matches!(kind, PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming);
-        if volatile && matches!(gang.phase, Phase::Placing(_)) && tally.live > 0 {
+        // Pods that another coordinator bound are none of the round's any more.
+        let is_bound = |uid| core.gangs.pods.get(uid).is_some_and(|pod| pod.is_live());
+        let has_bound = gang.phase.round().is_some_and(|round| round.members.keys().any(is_bound));
+        if volatile && matches!(gang.phase, Phase::Placing(_)) && has_bound {
             return Err(format!(
                 "gang {}: {} pods bound in phase {}",
                 gang.spec.name,
@@ -115,6 +118,7 @@ fn check_gangs(core: &Core) -> Result<(), String> {
             && !waits
             && !gang.deleted
             && core.synced
+            && !core.foreign.contains_key(&gang.key())
             && !core.touched.contains(&gang.key())
         {
             return Err(format!("gang {} is {} and nothing will look at it", gang.spec.name, kind.as_str()));

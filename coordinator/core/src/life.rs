@@ -84,7 +84,7 @@ impl Core {
     }
 
     /// The gang waits for a place, or does not any more.
-    fn set_waiting(&mut self, key: GangKey, waits: bool) {
+    pub(crate) fn set_waiting(&mut self, key: GangKey, waits: bool) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let order = gang.order;
         if waits {
@@ -113,6 +113,9 @@ impl Core {
 
     /// Reacts to a gang's facts.
     pub(crate) fn progress(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        if self.progress_foreign(key, now, actions) {
+            return;
+        }
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         match gang.phase.kind() {
             PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding => {

@@ -156,6 +156,29 @@ pub struct NoRoom {
     pub lower_to: Option<u32>,
     /// Nodes that take no new pods, and why; at most 8.
     pub closed: Vec<(NodeName, Closed)>,
+    /// GPUs whose holder does not use them yet, or any more; at most 4.
+    #[serde(default)]
+    pub held: Vec<Held>,
+}
+
+/// GPUs of one node with a holder that a person may wonder about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// The node.
+    pub node: NodeName,
+    /// NVML indexes of the GPUs.
+    pub gpus: Vec<u32>,
+    /// The pod.
+    pub by: Arc<str>,
+    /// Its state, as `bound, device not yet taken`.
+    pub state: Arc<str>,
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gpus: Vec<String> = self.gpus.iter().map(|index| format!("g{index}")).collect();
+        write!(formatter, "{}: {} held by {} ({})", self.node, gpus.join(","), self.by, self.state)
+    }
 }
 
 /// Why a node takes no new pods.
@@ -165,6 +188,11 @@ pub enum Closed {
     Unschedulable,
     /// No connection to its agent.
     AgentAway,
+    /// No connection to its agent for so long.
+    NoReport {
+        /// Seconds since it ended.
+        seconds: u64,
+    },
     /// Its driver answers with an error.
     DriverError(Arc<str>),
     /// It refused or did not answer; it opens again by itself.
@@ -178,7 +206,7 @@ impl Closed {
     fn fix(&self, node: &NodeName) -> String {
         match self {
             Self::Unschedulable => format!("make node {node} schedulable"),
-            Self::AgentAway => format!("bring the agent of {node} back"),
+            Self::AgentAway | Self::NoReport { .. } => format!("bring the agent of {node} back"),
             Self::DriverError(_) => format!("repair the driver of {node}"),
             Self::Quarantined(_) => format!("wait until {node} opens again, which it does by itself"),
             Self::Removed => format!("bring node {node} back"),
@@ -191,6 +219,7 @@ impl fmt::Display for Closed {
         match self {
             Self::Unschedulable => formatter.write_str("unschedulable"),
             Self::AgentAway => formatter.write_str("its agent is not connected"),
+            Self::NoReport { seconds } => write!(formatter, "no report for {seconds} s"),
             Self::DriverError(message) => write!(formatter, "driver error: {message}"),
             Self::Quarantined(why) => formatter.write_str(why),
             Self::Removed => formatter.write_str("no such node any more"),
@@ -351,6 +380,9 @@ impl fmt::Display for NoRoom {
             let largest = amount(self.largest);
             write!(formatter, "; free per node {free}; largest free block {largest} ({nodes})")?;
         }
+        for held in &self.held {
+            write!(formatter, "; {held}")?;
+        }
         if self.closed.is_empty() {
             return Ok(());
         }
@@ -359,7 +391,7 @@ impl fmt::Display for NoRoom {
 }
 
 fn name_closed(nodes: &[(NodeName, Closed)]) -> String {
-    nodes.iter().map(|(node, closed)| format!("{node} ({closed})")).collect::<Vec<_>>().join(", ")
+    nodes.iter().map(|(node, closed)| format!("{node}: {closed}")).collect::<Vec<_>>().join(", ")
 }
 
 impl fmt::Display for Reason {

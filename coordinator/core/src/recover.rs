@@ -46,8 +46,9 @@ impl Core {
             }
         }
         for (node, reports) in std::mem::take(&mut self.reports) {
-            self.reconcile(node, reports);
+            self.reconcile(node, reports, actions);
         }
+        self.go_above_pods(actions);
         self.touched.extend(self.gangs.gangs.keys().copied());
     }
 
@@ -144,7 +145,7 @@ impl Core {
 
     /// Rolls a committed plan forward. Pods that are not bound are fenced first, so that no Binding of
     /// an earlier life can reach them late.
-    fn resume_plan(&mut self, plan: &GangPlan, actions: &mut Vec<Action>) {
+    pub(crate) fn resume_plan(&mut self, plan: &GangPlan, actions: &mut Vec<Action>) {
         let key = self.gangs.key(&plan.gang);
         let same = key.filter(|key| self.gangs.gangs[key].spec.uid == plan.gang_uid);
         let open: Vec<&PlannedPod> = plan
@@ -193,14 +194,20 @@ impl Core {
 
     /// Brings what an agent holds and what is known here together. What it only promised to an earlier
     /// leader must be asked for again: it drops that as soon as it hears of this one.
-    pub(crate) fn reconcile(&mut self, node: NodeIndex, reports: Vec<LeaseReport>) {
+    pub(crate) fn reconcile(
+        &mut self,
+        node: NodeIndex,
+        reports: Vec<LeaseReport>,
+        actions: &mut Vec<Action>,
+    ) {
         let term = self.term.counter;
         let ids: Vec<LeaseId> = self.leases.by_node.get(&node).into_iter().flatten().copied().collect();
         for id in ids {
             let state = Self::report_state(&reports, id).map(|report| report.state);
             let Some(lease) = self.leases.leases.get(&id) else { continue };
             let taken = lease.taken.clone();
-            let is_dropped = lease.wanted == LeaseState::Gone || planted::is(Bug::DropUnreported);
+            let is_dropped =
+                lease.wanted == LeaseState::Gone || lease.gang.is_none() || planted::is(Bug::DropUnreported);
             if is_dropped && state.is_none() {
                 self.remove_lease(id);
                 continue;
@@ -211,13 +218,15 @@ impl Core {
         }
         for report in reports {
             if !self.leases.leases.contains_key(&report.lease) && !planted::is(Bug::ForgetStrangers) {
-                self.count_stranger(node, report);
+                self.count_stranger(node, report, actions);
             }
         }
     }
 
     /// A lease that nobody here knows: its GPUs stay taken until the agent says that it is gone.
-    fn count_stranger(&mut self, node: NodeIndex, report: LeaseReport) {
+    fn count_stranger(&mut self, node: NodeIndex, report: LeaseReport, actions: &mut Vec<Action>) {
+        let (id, state) = (report.lease, report.state);
+        let may_be_bound = (LeaseState::Armed..=LeaseState::Started).contains(&state);
         let effective = report.request.request.effective();
         let amounts: Amounts = self.cluster.resources.amounts(&effective);
         let taken = Taken { lease: report.lease, amounts, gpus: report.request.gpus() };
@@ -228,10 +237,13 @@ impl Core {
             gang: None,
             charged: false,
             local: false,
-            wanted: LeaseState::Gone,
-            known: Some(report.state),
+            wanted: if may_be_bound { state } else { LeaseState::Gone },
+            known: Some(state),
             sent: None,
             refused: 0,
         });
+        if may_be_bound {
+            self.fence_stranger(id, actions);
+        }
     }
 }

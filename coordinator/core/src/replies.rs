@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use phalanx_common::gang::{PodBinding, PodSpec};
-use phalanx_common::ids::{ActionId, LeaseId, NodeName, PodUid};
+use phalanx_common::ids::{ActionId, GpuId, LeaseId, NodeName, PodUid};
 use phalanx_common::planted::{self, Bug};
+use phalanx_common::topology::ProbeState;
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseState, RefusalCause};
+use phalanx_common::wire::{
+    FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseState, RefusalCause, ToAgent,
+};
 
 use crate::action::{Action, Command};
 use crate::cluster::{EarlyEnd, NodeIndex};
@@ -35,7 +38,7 @@ impl Core {
         // Whoever says Hello is silent no more.
         self.cluster.end_early(node, EarlyEnd::Answer);
         if self.synced {
-            self.reconcile(node, hello.leases);
+            self.reconcile(node, hello.leases, actions);
         } else {
             self.reports.insert(node, hello.leases);
         }
@@ -43,7 +46,7 @@ impl Core {
 
     pub(crate) fn agent_gone(&mut self, name: &NodeName, session: u64, now: Time, actions: &mut Vec<Action>) {
         let Some(node) = self.current_session(name, session) else { return };
-        self.cluster.disconnect(node);
+        self.cluster.disconnect(node, now);
         let ids: Vec<LeaseId> = self.leases.by_node.get(&node).into_iter().flatten().copied().collect();
         if planted::is(Bug::AwayIsFree) {
             ids.iter().for_each(|id| self.remove_lease(*id));
@@ -88,6 +91,7 @@ impl Core {
             FromAgent::Reserved { lease, .. } => {
                 self.cluster.note_promise(node);
                 self.confirmed(lease);
+                self.give_back(node, lease, actions);
             }
             FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
                 self.lease_gone(node, lease, now, actions)
@@ -97,11 +101,12 @@ impl Core {
                     self.cluster.end_early(node, EarlyEnd::Disk);
                 }
                 self.lease_known(lease, Some(state));
+                self.give_back(node, lease, actions);
             }
             FromAgent::Refused { lease, cause, inventory, leases, .. } => {
                 self.apply_inventory(name, session, *inventory);
                 self.refused(node, lease, &cause, now, actions);
-                self.reconcile(node, leases);
+                self.reconcile(node, leases, actions);
             }
             // Liveness and the pods' own life are the shell's matter.
             FromAgent::Hello(_)
@@ -110,6 +115,18 @@ impl Core {
             | FromAgent::PodEnded { .. }
             | FromAgent::PodStopped { .. } => {}
         }
+    }
+
+    /// A lease of ours that was given up: a message that was asked late, or twice, brought it back.
+    fn give_back(&mut self, node: NodeIndex, id: LeaseId, actions: &mut Vec<Action>) {
+        let is_ours = id.term == self.term.counter && id.serial >> 32 == self.term.incarnation & u64::from(u32::MAX);
+        if !is_ours || self.leases.leases.contains_key(&id) {
+            return;
+        }
+        let node = self.cluster.node(node);
+        let Some(session) = node.agent.as_ref().and_then(|agent| agent.session) else { return };
+        let (node, message) = (node.name.clone(), Box::new(ToAgent::Release { term: self.term, lease: id }));
+        self.emit(Command::Send { node, session, message }, actions);
     }
 
     /// A promise; a late one never sets a lease back.
@@ -126,7 +143,7 @@ impl Core {
         if lease.node != node {
             return;
         }
-        if lease.wanted == LeaseState::Gone {
+        if lease.wanted == LeaseState::Gone || lease.gang.is_none() {
             self.remove_lease(id);
         } else {
             self.lease_lost(id, false, now, actions);
@@ -172,6 +189,9 @@ impl Core {
         // A request that does not add up is no fault of the node; nor is a promise that comes too late for
         // a pod which is there already.
         let is_bound = self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.spec.binding.is_some());
+        if let (true, RefusalCause::UnknownGpu(gpu)) = (is_bound, cause) {
+            self.evict_void(node, id, *gpu, actions);
+        }
         let is_nodes_fault = !is_bound && !matches!(cause, RefusalCause::Malformed(_));
         let is_full = matches!(cause, RefusalCause::Short(name, ..) if &**name == LEASE_BYTES);
         let closes = if is_full && !is_bound {
@@ -194,6 +214,25 @@ impl Core {
         }
         let is_malformed = matches!(cause, RefusalCause::Malformed(_));
         self.lease_lost(id, is_malformed, now, actions);
+    }
+
+    /// The agent has no lease of a bound pod and not the GPU that it names: a board was swapped. The pod can never
+    /// start there. Where nothing of the node can be read this proves nothing.
+    fn evict_void(&mut self, node: NodeIndex, id: LeaseId, gpu: GpuId, actions: &mut Vec<Action>) {
+        let Some(lease) = self.leases.leases.get(&id) else { return };
+        let Some(pod) = self.gangs.pods.get(lease.pod()).filter(|pod| !pod.spec.deleting) else { return };
+        let node = self.cluster.node(node);
+        let lacks = node.agent.as_ref().is_some_and(|agent| {
+            let gpus = &agent.inventory.gpus;
+            let reads = agent.inventory.state == ProbeState::Ready && !gpus.is_empty();
+            reads && gpus.iter().all(|known| known.id != gpu)
+        });
+        if lacks {
+            let cause = RefusalCause::UnknownGpu(gpu);
+            let cause = Arc::from(format!("its lease on node {} is void: {cause}", node.name));
+            let (pod, name) = (lease.pod().clone(), pod.spec.name.clone());
+            self.emit(Command::Evict { pod, name, cause }, actions);
+        }
     }
 
     /// A lease that was wanted is not to be had. `everywhere`: hardly any other node will have it either.
@@ -270,6 +309,8 @@ impl Core {
             Some(Pending::PlanRemoval(name)) if !matches!(outcome, Outcome::Done | Outcome::NotFound) => {
                 self.timers.insert((now + self.settings.resend_ms, Timer::PlanRemoval(name)));
             }
+            Some(Pending::Foreign(key, uid)) => self.foreign_fence_failed(key, uid, now),
+            Some(Pending::Stranger(id)) => self.stranger_fence_failed(id, now),
             Some(Pending::PlanRemoval(_)) | None => {}
         }
     }
@@ -343,8 +384,15 @@ impl Core {
             // It may have taken effect: the pod knows.
             Outcome::Conflict | Outcome::Unknown => {
                 let Some(pod) = self.gangs.pods.get(uid) else { return };
-                let read = Command::ReadPod { pod: uid.clone(), name: pod.spec.name.clone() };
+                let name = pod.spec.name.clone();
+                let read = Command::ReadPod { pod: uid.clone(), name: name.clone() };
                 if self.is_sent(key, uid, id) {
+                    let cause = match outcome {
+                        Outcome::Conflict => "conflict, it was changed or bound meanwhile",
+                        _ => "no answer in time, and it may have been done",
+                    };
+                    let message = format!("bind failed: pod {name}: {cause}; it is read again");
+                    self.note_bind_failure(key, message, actions);
                     let read = self.emit_pending(read, Pending::Pod(key, uid.clone()), actions);
                     self.set_bind(key, uid, BindState::Reading(read));
                 }
@@ -356,11 +404,9 @@ impl Core {
                     self.timers.insert((retry, Timer::Gang(key)));
                     let name =
                         self.gangs.pods.get(uid).map(|pod| pod.spec.name.to_string()).unwrap_or_default();
-                    let refused = format!("the API refuses the Binding of pod {name}: {message}");
-                    if let Some(round) = self.round_mut(key) {
-                        round.refused = Some(Arc::from(refused.as_str()));
-                    }
-                    self.emit(Command::Warn { message: refused }, actions);
+                    let message =
+                        format!("bind failed: the API refuses the Binding of pod {name}: {message}");
+                    self.note_bind_failure(key, message, actions);
                 }
             }
         }
@@ -372,6 +418,14 @@ impl Core {
         if let Some(lease) = self.gangs.pods.get_mut(uid).and_then(|pod| pod.lease.take()) {
             self.end_lease(lease);
         }
+    }
+
+    /// Says it to people, and keeps it for the reason.
+    fn note_bind_failure(&mut self, key: GangKey, message: String, actions: &mut Vec<Action>) {
+        if let Some(round) = self.round_mut(key) {
+            round.refused = Some(Arc::from(message.as_str()));
+        }
+        self.emit(Command::Warn { message }, actions);
     }
 
     fn is_sent(&mut self, key: GangKey, uid: &PodUid, id: ActionId) -> bool {
@@ -396,7 +450,22 @@ impl Core {
     }
 
     pub(crate) fn pod_read(&mut self, id: ActionId, pod: Option<PodSpec>) {
-        let Some(Pending::Pod(key, uid)) = self.pending.remove(&id) else { return };
+        let (key, uid) = match self.pending.remove(&id) {
+            Some(Pending::Pod(key, uid)) => (key, uid),
+            Some(pending @ Pending::Foreign(..)) => {
+                if let Pending::Foreign(_, uid) = &pending {
+                    self.foreign_read(&pending, uid, pod);
+                }
+                return;
+            }
+            Some(Pending::Stranger(lease)) => {
+                if let Some(uid) = self.pod_of_stranger(lease) {
+                    self.foreign_read(&Pending::Stranger(lease), &uid, pod);
+                }
+                return;
+            }
+            _ => return,
+        };
         match pod {
             Some(pod) if pod.uid == uid => self.apply_pod(pod),
             Some(_) | None => self.delete_pod(&uid),

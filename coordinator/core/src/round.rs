@@ -1,7 +1,7 @@
 //! A round: reserve, confirm, commit, arm, bind. Before the commit point it is dropped whole when
 //! something fails; after it, it rolls forward, and back only by the binding deadline.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::gang::PodBinding;
@@ -51,7 +51,7 @@ impl Core {
     fn add_member(&mut self, key: GangKey, round: &mut Round, place: &Placed) {
         let id = self.leases.next_id(self.term);
         let node = self.cluster.node(place.node);
-        let named = if planted::is(Bug::OtherNodesGpus) { NodeIndex(place.node.0 ^ 1) } else { place.node };
+        let named = if planted::is(Bug::OtherNodesGpus) { NodeIndex(0) } else { place.node };
         let gpus = self.cluster.node(named).gpu_ids(place.mask);
         let local = node.agent.is_none();
         let Some(pod) = self.gangs.pods.get_mut(&place.pod) else { return };
@@ -319,21 +319,13 @@ impl Core {
     }
 
     /// True where a gang has written a plan, or lives by the one that was found.
-    fn needs_plan(&self, gang: &GangName) -> bool {
+    pub(crate) fn needs_plan(&self, gang: &GangName) -> bool {
         let Some(gang) = self.gangs.key(gang).and_then(|key| self.gangs.gangs.get(&key)) else {
             return false;
         };
         let is_cut_short = gang.phase.cut_short().is_some() || matches!(gang.phase, Phase::Evicting { .. });
         let has_plan = |round: &Round| round.plan_stored || round.plan_write.is_some();
         is_cut_short || gang.phase.round().is_some_and(has_plan)
-    }
-
-    /// A plan was written. One of an earlier term that no gang here lives by was written late, by a leader that
-    /// is dead or does not know yet that it leads no more: nothing was promised for it.
-    pub(crate) fn plan_seen(&mut self, plan: &GangPlan, actions: &mut Vec<Action>) {
-        if plan.term < self.term.counter && !self.needs_plan(&plan.gang) {
-            self.remove_plan(plan.gang.clone(), actions);
-        }
     }
 
     /// Lets the gang's bound pods start.
@@ -353,7 +345,7 @@ impl Core {
         let name = gang.spec.name.clone();
         let Some(round) = gang.phase.round_mut() else { return };
         let round = round.clone();
-        gang.not_before = if planted::is(Bug::NeverRetry) { Time(u64::MAX) } else { retry_at };
+        gang.not_before = if planted::is(Bug::NeverRetry) { Time(1 << 50) } else { retry_at };
         gang.drops_in_row = gang.drops_in_row.saturating_add(1);
         self.count_failure(key, retry_at);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
@@ -454,20 +446,19 @@ impl Core {
     /// Closes the nodes of leases whose agents did not answer.
     fn close_silent(&mut self, silent: &[LeaseId], now: Time, actions: &mut Vec<Action>) {
         let until = now + self.settings.quarantine_ms;
-        let nodes: BTreeSet<NodeIndex> =
-            silent.iter().filter_map(|id| Some(self.leases.leases.get(id)?.node)).collect();
-        for node in nodes {
+        let leases = silent.iter().filter_map(|id| self.leases.leases.get(id));
+        let nodes: BTreeMap<NodeIndex, Time> =
+            leases.map(|lease| (lease.node, lease.sent.map_or(now, |sent| sent.first))).collect();
+        for (node, since) in nodes {
             if self.cluster.node(node).quarantine.is_some() {
                 // It did answer: with what it is closed for.
                 continue;
             }
-            self.cluster.close_until(node, "its agent did not answer in time", until, EarlyEnd::Answer);
+            let why = format!("no report for {} s", (now - since).0 / 1000);
+            self.cluster.close_until(node, &why, until, EarlyEnd::Answer);
             self.timers.insert((until, Timer::Quarantine(node)));
-            let message = format!(
-                "node {} takes no new pods for {}: its agent did not answer in time",
-                self.cluster.node(node).name,
-                self.settings.quarantine_ms
-            );
+            let name = &self.cluster.node(node).name;
+            let message = format!("node {name} takes no new pods for {}: {why}", self.settings.quarantine_ms);
             self.emit(Command::Warn { message }, actions);
         }
     }

@@ -93,7 +93,7 @@ impl Core {
             minimum: gang.spec.min_member.max(1),
             created: gang.spec.created,
             pods: pods.into_iter().map(|pod| self.pod_view(pod)).collect(),
-            reason: self.reason_of(gang).map(|reason| ReasonView {
+            reason: self.reason_of(gang).map(|reason| self.freshen(reason)).map(|reason| ReasonView {
                 code: Arc::from(reason.code()),
                 text: reason.to_string(),
                 fix: reason.fix(),

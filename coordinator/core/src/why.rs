@@ -205,6 +205,7 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         mixed_models_would_fit: false,
         lower_to: lower_to(cluster, shape, required),
         closed: Vec::new(),
+        held: Vec::new(),
     }
 }
 

@@ -35,6 +35,8 @@ struct Agent {
     refuse: u32,
     /// Why.
     cause: Option<RefusalCause>,
+    /// Lets no pod start: its device plugin does not answer.
+    stalls: bool,
     /// Refuses everything while it has so many leases.
     most_leases: Option<usize>,
     /// Its ledger cannot be written: nothing is armed.
@@ -320,14 +322,20 @@ impl World {
             return self.apply(Event::ActionDone { action: id, outcome: Outcome::NotFound });
         };
         let fits = stored.resource_version == version && stored.binding.is_none() && !stored.deleting;
+        if let (Some(agent), Some(_)) = (self.agents.get(&binding.node), binding.lease) {
+            let known =
+                |gpu: &GpuId| agent.inventory.iter().flat_map(|all| &all.gpus).any(|known| known.id == *gpu);
+            assert!(binding.gpus.iter().all(known), "the Binding names a GPU that {} has not", binding.node);
+        }
         let outcome = match fault.as_str() {
             "refused" => Outcome::Refused("quota webhook said no".into()),
             "lost" => Outcome::Unknown,
+            "conflict" => Outcome::Conflict,
             _ if !fits => Outcome::Conflict,
             "unknown" => Outcome::Unknown,
             _ => Outcome::Done,
         };
-        let takes_effect = fits && !matches!(fault.as_str(), "refused" | "lost");
+        let takes_effect = fits && !matches!(fault.as_str(), "refused" | "lost" | "conflict");
         if takes_effect {
             self.touch(pod);
             let local = binding.lease.is_none();
@@ -337,6 +345,14 @@ impl World {
                     stored.phase = PodPhase::Running;
                 }
             }
+        }
+        if fault == "ended" {
+            // The pod has run and ended before anybody hears of the Binding.
+            if let Some(stored) = self.pods.get_mut(pod) {
+                stored.phase = PodPhase::Succeeded;
+            }
+            self.touch(pod);
+            self.apply_stored(pod);
         }
         self.apply(Event::ActionDone { action: id, outcome });
         if takes_effect {
@@ -378,11 +394,15 @@ impl World {
             _ if stale.is_some() => return,
             ToAgent::Reserve { term, lease, request, .. } => {
                 let is_full = agent.most_leases.is_some_and(|most| agent.leases.len() >= most);
-                if agent.refuse > 0 || is_full {
+                let gpus = &agent.inventory.as_ref().unwrap().gpus;
+                let unknown =
+                    request.gpus().into_iter().find(|gpu| gpus.iter().all(|known| known.id != *gpu));
+                if agent.refuse > 0 || is_full || unknown.is_some() {
                     agent.refuse = agent.refuse.saturating_sub(1);
                     let full = || RefusalCause::Short(LEASE_BYTES.into(), 100, 240);
                     let other = agent.cause.clone().unwrap_or(RefusalCause::Short("cpu".into(), 0, 1));
                     let cause = if is_full { full() } else { other };
+                    let cause = unknown.map_or(cause, RefusalCause::UnknownGpu);
                     let inventory = Box::new(agent.inventory.clone().unwrap());
                     FromAgent::Refused {
                         term,
@@ -412,6 +432,9 @@ impl World {
                     ToAgent::Bound { .. } => LeaseState::Bound,
                     _ => LeaseState::Started,
                 };
+                if agent.stalls && state == LeaseState::Started {
+                    return;
+                }
                 match agent.leases.get_mut(&lease) {
                     Some(report) => {
                         report.state = state;
@@ -424,7 +447,10 @@ impl World {
                 }
             }
             ToAgent::Release { term, lease } => {
+                let bound_by =
+                    |pod: &&PodSpec| pod.binding.as_ref().is_some_and(|binding| binding.lease == Some(lease));
                 let pod = agent.leases.remove(&lease).map(|report| report.request.pod);
+                let pod = pod.or_else(|| self.pods.values().find(bound_by).map(|pod| pod.uid.clone()));
                 if let Some(pod) = pod.filter(|pod| self.pods.get(pod).is_some_and(|pod| pod.deleting)) {
                     self.pods.remove(&pod);
                     self.apply(Event::PodDeleted(pod));
@@ -539,6 +565,14 @@ impl World {
             "settle-quietly" => self.settle(false),
             "step" => self.step(),
             "t" => self.advance(words.plain[1].parse().unwrap()),
+            "quiet-t" => {
+                self.advance(words.plain[1].parse().unwrap());
+                self.out.clear();
+            }
+            "pod" => {
+                let (gang, pod) = (words.plain[1], words.plain[2]);
+                self.make_pod(gang, pod, "worker", words.plain[3].trim_end_matches('G'), &words);
+            }
             "end" => self.end(&words.plain[1..]),
             "delete" => self.delete_gang(words.plain[1]),
             "delete-group" => {
@@ -782,6 +816,7 @@ impl World {
             phase: PodPhase::Pending,
             binding: None,
             deleting: false,
+            term: 0,
         };
         self.pods.insert(spec.uid.clone(), spec.clone());
         self.apply(Event::PodApplied(Box::new(spec)));
@@ -839,6 +874,8 @@ impl World {
                 agent.refuse = words.plain[3].parse().unwrap();
                 agent.cause = words.options.get("cause").map(|text| cause(text, words.plain[1]));
             }
+            "stalls" => self.agents.get_mut(&node).unwrap().stalls = true,
+            "goes-on" => self.agents.get_mut(&node).unwrap().stalls = false,
             "most-leases" => {
                 self.agents.get_mut(&node).unwrap().most_leases = Some(words.plain[3].parse().unwrap());
             }
@@ -866,6 +903,25 @@ impl World {
                 }
                 let (session, message) = (agent.session, Box::new(FromAgent::Inventory(inventory)));
                 self.apply(Event::AgentSaid { node, session, message });
+            }
+            "reboots" => {
+                // The indexes come in the reverse order; the UUIDs stay what they were.
+                let agent = self.agents.get_mut(&node).unwrap();
+                agent.inventory.as_mut().unwrap().gpus.reverse();
+                for (at, gpu) in agent.inventory.as_mut().unwrap().gpus.iter_mut().enumerate() {
+                    gpu.index = u32::try_from(at).unwrap();
+                }
+                agent.leases.retain(|_, report| report.state != LeaseState::Reserved);
+                self.connect(&node);
+            }
+            "swaps-board" => {
+                // After the boot the agent finds that a lease names a UUID that is gone, and drops it.
+                let old = gpu_id(words.plain[1], words.plain[3].parse().unwrap());
+                let agent = self.agents.get_mut(&node).unwrap();
+                let gpus = &mut agent.inventory.as_mut().unwrap().gpus;
+                gpus.iter_mut().find(|gpu| gpu.id == old).unwrap().id = GpuId(old.0 | 0x80);
+                agent.leases.retain(|_, report| !report.request.gpus().contains(&old));
+                self.connect(&node);
             }
             "loses-gpu" => {
                 let at: usize = words.plain[3].parse().unwrap();

@@ -1,0 +1,75 @@
+//! What of a reason changes while a gang waits, though nobody looks at the gang again: how long an agent has
+//! been silent, and what the holders of the GPUs it waits for are doing. It is filled in when a person asks.
+
+use std::sync::Arc;
+
+use phalanx_common::ids::NodeName;
+use phalanx_common::wire::LeaseState;
+
+use crate::cluster::NodeIndex;
+use crate::core::Core;
+use crate::lease::Lease;
+use crate::reason::{Closed, Held, NoRoom, Reason};
+
+/// Most holders named.
+const MOST_HELD: usize = 4;
+
+impl Core {
+    /// The reason as it is at this moment.
+    pub(crate) fn freshen(&self, mut reason: Reason) -> Reason {
+        match &mut reason {
+            Reason::NoRoom(room) => self.freshen_room(room),
+            Reason::NodesClosed { nodes, room } => {
+                self.freshen_closed(nodes);
+                self.freshen_room(room);
+            }
+            Reason::MorePodsWait { cause, .. } => **cause = self.freshen((**cause).clone()),
+            _ => {}
+        }
+        reason
+    }
+
+    fn freshen_room(&self, room: &mut NoRoom) {
+        self.freshen_closed(&mut room.closed);
+        let nodes = room.free_by_node.iter().filter_map(|(name, _, _)| self.cluster.find(name));
+        let leases = nodes.flat_map(|node| self.leases.by_node.get(&node).into_iter().flatten());
+        let leases = leases.filter_map(|id| self.leases.leases.get(id));
+        room.held = leases.filter_map(|lease| self.held(lease)).take(MOST_HELD).collect();
+    }
+
+    fn freshen_closed(&self, nodes: &mut [(NodeName, Closed)]) {
+        for (name, closed) in nodes {
+            let since = self.cluster.find(name).and_then(|node| self.cluster.node(node).away_since);
+            if let (Closed::AgentAway, Some(since)) = (&*closed, since) {
+                *closed = Closed::NoReport { seconds: (self.now - since).0 / 1000 };
+            }
+        }
+    }
+
+    /// A holder that does not use its GPUs yet, or is on its way out.
+    fn held(&self, lease: &Lease) -> Option<Held> {
+        let pod = self.gangs.pods.get(lease.pod());
+        let is_leaving = lease.wanted == LeaseState::Gone || pod.is_some_and(|pod| pod.spec.deleting);
+        let has_taken = lease.local || lease.known == Some(LeaseState::Started);
+        let state = if is_leaving {
+            "terminating"
+        } else if lease.wanted >= LeaseState::Bound && !has_taken {
+            "bound, device not yet taken"
+        } else {
+            return None;
+        };
+        let gpus = self.indexes(lease.node, lease);
+        (!gpus.is_empty()).then(|| Held {
+            node: self.cluster.node(lease.node).name.clone(),
+            gpus,
+            by: lease.request.pod_name.name.clone(),
+            state: Arc::from(state),
+        })
+    }
+
+    fn indexes(&self, node: NodeIndex, lease: &Lease) -> Vec<u32> {
+        let agent = self.cluster.node(node).agent.as_ref();
+        let gpus = agent.into_iter().flat_map(|agent| &agent.inventory.gpus);
+        gpus.filter(|gpu| lease.taken.gpus.contains(&gpu.id)).map(|gpu| gpu.index).collect()
+    }
+}
