@@ -6,9 +6,11 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use phalanx_agent::ledger_file::LedgerFile;
-use phalanx_common::ids::{GpuId, Term};
+use phalanx_common::gang::PodRequest;
+use phalanx_common::ids::{GangName, GpuId, PodUid, Term};
+use phalanx_common::wire::{ContainerDevices, Exactness, LeaseRequest};
 use phalanx_core::view::{GangView, NodeView};
-use phalanx_node_core::{DurableState, Ledger};
+use phalanx_node_core::{DurableLease, DurableState, Ledger};
 use serde::de::DeserializeOwned;
 
 use crate::cluster::{Agent, Cluster, Coordinator};
@@ -29,6 +31,17 @@ pub struct Held {
 #[derive(Debug, Default)]
 pub struct Seen {
     bound: BTreeMap<String, (String, String)>,
+}
+
+impl Seen {
+    /// A pod is bound, to this node and with this lease: for ever.
+    fn bound(&mut self, uid: &str, name: &str, place: (String, String)) {
+        let before = self.bound.insert(uid.to_owned(), place.clone());
+        assert!(
+            before.as_ref().is_none_or(|before| *before == place),
+            "{name} was bound twice: {before:?} {place:?}"
+        );
+    }
 }
 
 /// The ledger of an agent as it is on disk; `None` where there is none yet.
@@ -88,11 +101,7 @@ fn in_store(coordinator: &Coordinator, seen: &mut Seen) -> Result<BTreeSet<Held>
         let name =
             format!("{}/{}", metadata["namespace"].as_str().unwrap(), metadata["name"].as_str().unwrap());
         let place = (node.to_owned(), annotation("phalanx.dev/lease-id").to_owned());
-        let before = seen.bound.insert(metadata["uid"].as_str().unwrap().to_owned(), place.clone());
-        assert!(
-            before.as_ref().is_none_or(|before| *before == place),
-            "{name} was bound twice: {before:?} {place:?}"
-        );
+        seen.bound(metadata["uid"].as_str().unwrap(), &name, place.clone());
         if matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
             continue;
         }
@@ -198,4 +207,52 @@ pub fn settles(
         assert!(start.elapsed() < limit, "{what}: not in order after {limit:?}: {last}");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+#[test]
+fn the_checks_can_fail() {
+    let mut seen = Seen::default();
+    let place = |node: &str| (node.to_owned(), "1.00000001-1".to_owned());
+    seen.bound("uid", "team/a", place("node-1"));
+    seen.bound("uid", "team/a", place("node-1"));
+    let again = std::panic::catch_unwind(move || seen.bound("uid", "team/a", place("node-2")));
+    assert!(again.is_err(), "a pod that was bound twice was not seen");
+
+    // Two disks that name one GPU.
+    let folder = tempfile::tempdir().unwrap();
+    let request = LeaseRequest {
+        pod: PodUid::from("uid"),
+        pod_name: GangName::new("team", "a"),
+        gang: GangName::new("team", "g"),
+        request: PodRequest::default(),
+        devices: vec![ContainerDevices {
+            container: "main".into(),
+            gpus: vec!["GPU-0badcafe-0001-0203-0405-060708090a0b".parse().unwrap()],
+            nics: Vec::new(),
+        }],
+        exactness: Exactness::Exact,
+        run_for: None,
+    };
+    let agents: Vec<Agent> = ["node-1", "node-2"]
+        .map(|node| {
+            let state_dir = folder.path().join(node);
+            let lease = DurableLease {
+                lease: "1.00000001-1".parse().unwrap(),
+                state: DurableState::Armed,
+                request: request.clone(),
+            };
+            let ledger = Ledger {
+                cluster: None,
+                highest_term: Term::default(),
+                boot_id: "boot".into(),
+                leases: vec![lease],
+            };
+            LedgerFile::open(&state_dir).unwrap().file.write(&ledger).unwrap();
+            Agent { node: node.to_owned(), state_dir, coordinators: Vec::new(), process: None }
+        })
+        .into();
+    let (one, moving) = on_disk(&agents[..1]);
+    assert_eq!((one.len(), moving.len()), (1, 1), "an armed lease is on its way");
+    let both = std::panic::catch_unwind(|| on_disk(&agents).0.len());
+    assert!(both.is_err(), "a GPU with two holders was not seen");
 }
