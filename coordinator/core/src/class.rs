@@ -12,6 +12,10 @@ use serde::{Deserialize, Serialize};
 /// Up to this many free GPUs every set is compared; above it a set is grown from the best pair.
 const EXHAUSTIVE_GPUS: u32 = 16;
 
+/// Answers kept of a class. One of eight GPUs has far fewer; of 64 there is no end of sets, and an answer that was
+/// forgotten is found again.
+pub(crate) const MOST_SETS: usize = 65_536;
+
 /// Number of a GPU model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ModelId(pub(crate) u32);
@@ -123,7 +127,11 @@ impl Class {
             self.grown(free, size)
         };
         let choice = Choice { mask, score: self.score(free, mask) };
-        self.table.borrow_mut().insert((free, size), choice);
+        let mut table = self.table.borrow_mut();
+        if table.len() >= MOST_SETS {
+            table.clear();
+        }
+        table.insert((free, size), choice);
         Some(choice)
     }
 
