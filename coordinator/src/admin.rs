@@ -167,10 +167,10 @@ async fn ready<A: Api>(State(parts): Shared<A>) -> Result<&'static str, Failure>
 
 async fn metrics<A: Api>(State(parts): Shared<A>) -> Result<Response, Failure> {
     // The numbers are worth having even where the loop does not answer.
-    let view = parts.view().await.ok();
+    let totals = parts.ask(Question::Totals).await.ok();
     let text = parts
         .metrics
-        .text(view.as_ref())
+        .text(totals.as_ref())
         .map_err(|error| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, error))?;
     let form = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, form)], text).into_response())

@@ -180,6 +180,7 @@ impl Driver {
         // Who asked may have left: then nobody misses the answer.
         match question {
             Question::View(answer) => drop(answer.send(self.parts.core.view())),
+            Question::Totals(answer) => drop(answer.send(self.parts.core.totals())),
             Question::Explain(gang, answer) => drop(answer.send(self.parts.core.explain(&gang))),
         }
     }

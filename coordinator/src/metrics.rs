@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use phalanx_core::action::{Command, GangPhase};
+use phalanx_core::action::Command;
 use phalanx_core::event::{Event, Outcome};
-use phalanx_core::view::StateView;
+use phalanx_core::kept::Totals;
+use phalanx_core::{Core, Settings};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -41,6 +42,12 @@ pub struct Cause {
     cause: Name,
 }
 
+/// One label: what is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct What {
+    what: Name,
+}
+
 /// A write to the API and what came of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Write {
@@ -60,6 +67,7 @@ pub struct Metrics {
     nodes: Gauge,
     gpus: Gauge,
     gpus_held: Gauge,
+    kept: Family<What, Gauge>,
     /// Agents whose connection is up.
     pub agents: Gauge,
     /// Connections ended because the agent took its messages too slowly.
@@ -96,6 +104,7 @@ impl Default for Metrics {
             nodes: Gauge::default(),
             gpus: Gauge::default(),
             gpus_held: Gauge::default(),
+            kept: Family::default(),
             agents: Gauge::default(),
             slow_agents: Counter::default(),
             throttled: Counter::default(),
@@ -117,6 +126,7 @@ impl Default for Metrics {
         registry.register("nodes", "Nodes known", metrics.nodes.clone());
         registry.register("gpus", "GPUs known", metrics.gpus.clone());
         registry.register("gpus_held", "GPUs held by pods", metrics.gpus_held.clone());
+        registry.register("kept", "Entries of the core's tables", metrics.kept.clone());
         registry.register("agents_connected", "Agents whose connection is up", metrics.agents.clone());
         registry.register(
             "agents_slow",
@@ -137,11 +147,83 @@ impl Default for Metrics {
         registry.register("writer_backlog", "Actions that wait for the writer", metrics.backlog.clone());
         registry.register("recording", "1 while everything is recorded", metrics.recording.clone());
         registry.register("watch_relists", "Times the watch began anew", metrics.relists.clone());
-        Self { registry, ..metrics }
+        let metrics = Self { registry, ..metrics };
+        metrics.make_all_series();
+        metrics
     }
 }
 
+/// Names of the events.
+const EVENTS: [&str; 19] = [
+    "Started",
+    "TermRaised",
+    "QueueApplied",
+    "QueueDeleted",
+    "PriorityClassApplied",
+    "PriorityClassDeleted",
+    "NodeApplied",
+    "NodeDeleted",
+    "GangApplied",
+    "GangDeleted",
+    "PodApplied",
+    "PodDeleted",
+    "PlanFound",
+    "Synced",
+    "AgentConnected",
+    "AgentGone",
+    "AgentSaid",
+    "ActionDone",
+    "PodRead",
+];
+/// Names of the commands that go to agents or people.
+const TOLD: [&str; 2] = ["Send", "Warn"];
+/// Names of the commands that write to the API or read from it.
+const WRITES: [&str; 9] = [
+    "RaiseTerm",
+    "WritePlan",
+    "DeletePlan",
+    "Bind",
+    "FenceWrite",
+    "ReadPod",
+    "Evict",
+    "SetGangStatus",
+    "SetQueueStatus",
+];
+/// Names of the outcomes.
+const OUTCOMES: [&str; 5] = ["Done", "Conflict", "NotFound", "Refused", "Unknown"];
+/// Why agents are not let in.
+const REJECTIONS: [&str; 10] = [
+    "busy",
+    "certificate",
+    "frame",
+    "handshake",
+    "inventory",
+    "node-name",
+    "not-hello",
+    "silent",
+    "stuck",
+    "version",
+];
+
 impl Metrics {
+    /// Every series from the start, at zero: what never happened shows too, and nothing that happens adds one.
+    fn make_all_series(&self) {
+        for name in EVENTS {
+            drop(self.events.get_or_create(&Kind { kind: Name(name) }));
+        }
+        for name in TOLD.into_iter().chain(WRITES) {
+            drop(self.actions.get_or_create(&Kind { kind: Name(name) }));
+        }
+        for (command, outcome) in WRITES.into_iter().flat_map(|name| OUTCOMES.map(|outcome| (name, outcome)))
+        {
+            let _ = self.writes(command, outcome);
+        }
+        for cause in REJECTIONS {
+            let _ = self.rejected(cause);
+        }
+        self.show(&Core::new(Settings::default()).totals());
+    }
+
     /// Counts an event.
     pub fn event(&self, event: &Event) {
         self.events.get_or_create(&Kind { kind: Name(event_name(event)) }).inc();
@@ -174,36 +256,30 @@ impl Metrics {
         self.rejected.get_or_create(&Cause { cause: Name(cause) }).get()
     }
 
-    /// Everything as text, with gauges of what the core shows.
+    /// Everything as text, with gauges of what the core counts.
     ///
     /// # Errors
     /// Text could not be written, which memory never refuses.
-    pub fn text(&self, view: Option<&StateView>) -> Result<String, fmt::Error> {
-        if let Some(view) = view {
-            self.show(view);
+    pub fn text(&self, totals: Option<&Totals>) -> Result<String, fmt::Error> {
+        if let Some(totals) = totals {
+            self.show(totals);
         }
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
     }
 
-    fn show(&self, view: &StateView) {
+    fn show(&self, totals: &Totals) {
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-        let phases = [
-            GangPhase::Pending,
-            GangPhase::Inqueue,
-            GangPhase::Running,
-            GangPhase::Unknown,
-            GangPhase::Completed,
-        ];
-        for phase in phases.map(GangPhase::as_str) {
-            let gangs = view.gangs.iter().filter(|gang| &*gang.pod_group_phase == phase).count();
-            self.gangs.get_or_create(&Phase { phase: Name(phase) }).set(count(gangs));
+        for (phase, gangs) in &totals.gangs {
+            self.gangs.get_or_create(&Phase { phase: Name(phase.as_str()) }).set(count(*gangs));
         }
-        self.nodes.set(count(view.nodes.len()));
-        self.gpus.set(count(view.nodes.iter().map(|node| node.gpus.len()).sum()));
-        let held = view.nodes.iter().flat_map(|node| &node.gpus).filter(|gpu| gpu.holder.is_some());
-        self.gpus_held.set(count(held.count()));
+        for (what, entries) in &totals.kept {
+            self.kept.get_or_create(&What { what: Name(what) }).set(count(*entries));
+        }
+        self.nodes.set(count(totals.nodes));
+        self.gpus.set(count(totals.gpus));
+        self.gpus_held.set(count(totals.gpus_held));
     }
 }
 
@@ -260,5 +336,57 @@ pub const fn outcome_name(outcome: &Outcome) -> &'static str {
         Outcome::NotFound => "NotFound",
         Outcome::Refused(_) => "Refused",
         Outcome::Unknown => "Unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn series(text: &str) -> BTreeSet<String> {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned())).collect()
+    }
+
+    #[test]
+    fn every_name_that_this_file_gives_has_its_series_from_the_start() {
+        let names = include_str!("metrics.rs")
+            .lines()
+            .filter_map(|line| line.split_once("=> \"")?.1.strip_suffix("\","));
+        let names: Vec<&str> = names.collect();
+        let listed: Vec<&str> = EVENTS.into_iter().chain(WRITES).chain(TOLD).chain(OUTCOMES).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>(), listed.iter().collect::<BTreeSet<_>>());
+    }
+
+    #[test]
+    fn every_cause_of_a_rejection_has_its_series_from_the_start() {
+        let sources =
+            [include_str!("agents.rs"), include_str!("agents/session.rs"), include_str!("agents/accept.rs")];
+        let before = |text: &str, mark: &str| -> BTreeSet<String> {
+            let found = text.split(mark).skip(1).filter_map(|rest| Some(rest.split_once('"')?.0.to_owned()));
+            found.collect()
+        };
+        let mut causes = BTreeSet::new();
+        for source in sources {
+            for mark in ["reject(\"", "silent(\"", "Err((\"", "Err((\n            \""] {
+                causes.extend(before(source, mark));
+            }
+        }
+        let known: BTreeSet<String> = REJECTIONS.map(str::to_owned).into();
+        assert_eq!(causes, known);
+    }
+
+    #[test]
+    fn what_happens_adds_no_series() {
+        let metrics = Metrics::default();
+        let before = series(&metrics.text(None).unwrap());
+        metrics.event(&Event::Synced);
+        metrics.action(&Command::Warn { message: "a gang of any name".to_owned() });
+        metrics.write("Bind", "Conflict");
+        metrics.reject("silent");
+        let after = series(&metrics.text(Some(&Core::new(Settings::default()).totals())).unwrap());
+        assert_eq!(before, after);
     }
 }

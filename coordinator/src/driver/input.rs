@@ -5,6 +5,7 @@ use std::time::Duration;
 use phalanx_common::ids::GangName;
 use phalanx_core::action::Action;
 use phalanx_core::event::Event;
+use phalanx_core::kept::Totals;
 use phalanx_core::view::{Explanation, StateView};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -56,6 +57,8 @@ impl Input {
 pub enum Question {
     /// Everything.
     View(oneshot::Sender<StateView>),
+    /// Numbers of the whole.
+    Totals(oneshot::Sender<Totals>),
     /// Why a gang does not run.
     Explain(GangName, oneshot::Sender<Option<Explanation>>),
 }
