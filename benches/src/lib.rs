@@ -88,6 +88,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> PodSpec {
         phase: if binding.is_some() { PodPhase::Running } else { PodPhase::Pending },
         binding,
         deleting: false,
+        term: 0,
     }
 }
 

@@ -176,4 +176,7 @@ pub struct PodSpec {
     pub binding: Option<PodBinding>,
     /// It has a deletion timestamp.
     pub deleting: bool,
+    /// Counter of the term under which it was last bound or fenced; 0 = never.
+    #[serde(default)]
+    pub term: u64,
 }

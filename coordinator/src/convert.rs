@@ -214,6 +214,7 @@ fn pod_event(object: &Object) -> Converted {
         phase: phase(object),
         binding,
         deleting: metadata.deletion.is_some(),
+        term: object.annotation(TERM).map_or(0, term_counter),
     };
     Converted { event: Some(Event::PodApplied(Box::new(spec))), warnings }
 }
@@ -252,6 +253,11 @@ pub fn bind_annotations(binding: &PodBinding, term: Term) -> BTreeMap<String, St
 #[must_use]
 pub fn fence_annotations(term: Term) -> BTreeMap<String, Option<String>> {
     BTreeMap::from([(TERM.to_owned(), Some(term_text(term)))])
+}
+
+/// The counter of a term; one that cannot be read is nobody's.
+fn term_counter(text: &str) -> u64 {
+    text.split_once('.').and_then(|(counter, _)| counter.parse().ok()).unwrap_or(0)
 }
 
 fn term_text(term: Term) -> String {

@@ -188,10 +188,9 @@ impl Core {
     /// Brings a lease forward to at least this phase. Each step implies those before it: the messages of the
     /// earlier ones may be lost or late.
     fn move_on(&mut self, term: Term, id: LeaseId, target: Phase) {
-        match self.leases.get(id).map(|lease| lease.phase) {
-            None => self.tombstones.add(id),
-            Some(phase) if phase.state() < target.state() => self.advance(id, target),
-            Some(_) => {}
+        let phase = self.leases.get(id).map(|lease| lease.phase);
+        if phase.is_some_and(|phase| phase.state() < target.state()) {
+            self.advance(id, target);
         }
         self.answer(term, id);
     }

@@ -49,6 +49,15 @@ pub struct Wanted {
 }
 
 impl PodLedger {
+    /// How much is kept, by name: zero without pods, but for leases that are gone, of which a fixed number is kept.
+    #[must_use]
+    pub fn kept(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("reports", self.reports.len().max(self.report_order.len())),
+            ("gone_leases", self.gone.len().max(self.gone_order.len())),
+        ]
+    }
+
     /// Takes a report. An agent that connects keeps durable leases through every restart: a lease of a bound pod
     /// that it does not name is gone.
     pub fn report(&mut self, report: PodReport, objects: &Objects) {
@@ -60,7 +69,18 @@ impl PodLedger {
                     bindings.filter(|binding| binding.node == node).filter_map(|binding| binding.lease);
                 here.filter(|lease| !leases.contains(lease)).for_each(|lease| self.lease_gone(lease));
             }
-            PodReport::Started { node, pod } => self.of(&pod, node).started = true,
+            PodReport::Started { node, pod } => {
+                // An agent that had lost its ledger was given the same lease again.
+                let pods = objects.values().filter(|object| object.kind == Kind::Pod);
+                let mut pods = pods.filter(|object| object.metadata.uid == pod.as_str());
+                let binding = pods.find_map(|object| convert::pod_of_object(object)?.binding);
+                if let Some(lease) =
+                    binding.filter(|binding| binding.node == node).and_then(|here| here.lease)
+                {
+                    self.gone.remove(&lease);
+                }
+                self.of(&pod, node).started = true;
+            }
             PodReport::Ended { node, pod, succeeded } => self.of(&pod, node).ended = Some(succeeded),
             PodReport::Stopped { node, pod } => self.of(&pod, node).stopped = true,
             PodReport::LeaseGone { lease, .. } => self.lease_gone(lease),
@@ -305,6 +325,14 @@ mod tests {
         let back = |node: &str| PodReport::Connected { node: node.into(), leases: vec![lease(2)] };
         assert_eq!(after([back("n")], &pods), ["finalize uid-a"]);
         assert!(after([back("m")], &pods).is_empty());
+    }
+
+    #[test]
+    fn a_lease_that_its_agent_has_again_is_not_gone() {
+        let pods = objects([deleting(bound("a", Some(lease(1)), "Running"))]);
+        let lost = PodReport::Connected { node: "n".into(), leases: Vec::new() };
+        assert_eq!(after([lost.clone()], &pods), ["finalize uid-a"]);
+        assert!(after([lost, started("n", "a")], &pods).is_empty(), "it runs again");
     }
 
     #[test]
