@@ -44,6 +44,8 @@ pub(crate) struct Host {
     pub(crate) disk_stuck_until: Time,
     /// What survives a crash of the machine.
     disk: Option<Ledger>,
+    /// The file cannot be read: its agent does not start before somebody moves it away.
+    ledger_is_broken: bool,
     /// A newer ledger in the place of the old one of which the machine may still forget everything.
     unsynced: Option<Ledger>,
     /// Being written, and what waits behind it.
@@ -71,6 +73,7 @@ impl Host {
             disk_slow_until: Time(0),
             disk_stuck_until: Time(0),
             disk: None,
+            ledger_is_broken: false,
             unsynced: None,
             writing: None,
             waiting: None,
@@ -96,6 +99,12 @@ impl World {
         let now = self.now;
         let Some(host) = self.hosts.get_mut(node) else { return };
         if host.core.is_some() {
+            return;
+        }
+        if std::mem::take(&mut host.ledger_is_broken) {
+            let back = self.lasting(2_000, 60_000);
+            self.log.line(now, format_args!("{node} does not start: its ledger cannot be read"));
+            self.after((back - now).0, Happening::AgentStarts { node: node.clone() });
             return;
         }
         host.life += 1;
@@ -392,11 +401,13 @@ impl World {
         self.apply_agent(node, event);
     }
 
-    /// The ledger cannot be read when the agent starts again: its shell keeps it aside and begins without one.
+    /// The ledger cannot be read when the agent starts again. Its shell refuses to start until somebody has moved the
+    /// file away, and then begins without one.
     fn tear_ledger(&mut self, node: &NodeName) {
         let Some(host) = self.hosts.get_mut(node) else { return };
         host.disk = None;
         host.unsynced = None;
+        host.ledger_is_broken = true;
         self.log.line(self.now, format_args!("the ledger of {node} cannot be read any more"));
         self.note(Fault::LedgerUnreadable);
     }

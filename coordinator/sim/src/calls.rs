@@ -15,7 +15,6 @@ use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
 
 use crate::coordinator::{Flight, Lane};
-use crate::coverage::api_fault_name;
 use crate::kubelet::short;
 use crate::world::{Happening, World};
 
@@ -72,11 +71,7 @@ impl World {
         let is_read = matches!(flight.action.command, Command::ReadPod { .. });
         let is_alive = self.processes.contains_key(&flight.incarnation);
         let fault = if is_alive {
-            let fault = self.api.faults.decide(if is_read { Call::Read } else { Call::Write });
-            if let Some(fault) = &fault {
-                self.log.count(api_fault_name(fault));
-            }
-            fault
+            self.api_fault(if is_read { Call::Read } else { Call::Write })
         } else {
             self.log
                 .count(&format!("late call of a dead coordinator: {}", command_name(&flight.action.command)));

@@ -13,7 +13,7 @@ use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
 use phalanx_core::{Core, invariants};
 
-use crate::coverage::{Fault, command_name, crash_name, move_name, to_agent_name};
+use crate::coverage::{Fault, command_name, crash_name, move_name};
 use crate::fake_api::Follower;
 use crate::faults::ProcessClock;
 use crate::kubelet::Kubelet;
@@ -271,7 +271,6 @@ impl World {
                     let link = process.sessions.get(&session).copied();
                     self.log.line(self.now, format_args!("core: to {node}: {}", to_agent(&message)));
                     if let Some(link) = link {
-                        self.log.count(to_agent_name(&message));
                         self.send_to_agent(link, *message);
                     }
                 }

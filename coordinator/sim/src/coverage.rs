@@ -59,6 +59,12 @@ pub enum Fault {
     ForeignProcess,
     /// A GPU is as it was.
     GpuBack,
+    /// A machine has fewer processors than before.
+    FewerProcessors,
+    /// The API answers nobody.
+    ApiAway,
+    /// Somebody else binds a pod.
+    BoundByHand,
     /// A connection breaks.
     LinkBreak,
     /// A message is lost.
@@ -118,6 +124,9 @@ names! {
     Fault::GpuMissing => "fault: GPU not listed",
     Fault::ForeignProcess => "fault: foreign process on a GPU",
     Fault::GpuBack => "fault: GPU back",
+    Fault::FewerProcessors => "fault: fewer processors",
+    Fault::ApiAway => "fault: API away",
+    Fault::BoundByHand => "fault: pod bound by somebody else",
     Fault::LinkBreak => "fault: link breaks",
     Fault::MessageLost => "fault: message lost",
     Fault::MessageLate => "fault: message late",
@@ -252,7 +261,6 @@ const UNREACHABLE: &[(&str, &str)] = &[
     ("agent action SetAside", "an agent that changes its cluster: there is one cluster here"),
     ("to agent: Rejected", "said by the shell to an agent of another cluster or version: there is none here"),
     ("from agent: Heartbeat", "said and heard by the shells; no machine knows of it"),
-    ("from agent: LeaseIs Reserved", "a promise is answered by Reserved"),
     ("refusal UnknownLease", "kept for the wire's sake; a lease that is not known is told as gone"),
     ("refusal Malformed", "only a coordinator that is broken asks for what does not add up"),
 ];

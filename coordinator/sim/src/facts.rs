@@ -118,6 +118,8 @@ pub struct Facts {
     pub may_go: BTreeSet<String>,
     /// Objects of users that went all the same.
     pub lost: Vec<ObjectKey>,
+    /// Gangs of which somebody else bound a pod: what is theirs is not the coordinator's doing.
+    pub bound_by_hand: BTreeSet<GangName>,
     /// The faults have stopped.
     pub is_calm: bool,
     /// A placement is done or rolled back within this time.

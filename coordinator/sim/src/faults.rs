@@ -16,7 +16,7 @@ const IDLE_MS: (u64, u64) = (10_000, 16_000);
 /// So long a leader is silent before another one takes its place.
 const TAKE_OVER_MS: (u64, u64) = (3_000, 10_000);
 /// A process that has lost the leadership acts on for so long after it woke up.
-const UNAWARE_MS: u64 = 8_000;
+const UNAWARE_MS: u64 = 20_000;
 
 /// A process's time: it goes a little too fast or too slow, and was set a little wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,7 +156,12 @@ impl World {
         if self.random.per_mille(rates.partition) {
             self.cut_network();
         }
-        let of_node: [(u32, fn(&mut Self, &NodeName)); 9] = [
+        if self.random.per_mille(rates.api_away) {
+            self.api_away_until = self.lasting(2_000, 25_000);
+            self.log.line(self.now, format_args!("the API is AWAY until {}", self.api_away_until.0));
+            self.note(Fault::ApiAway);
+        }
+        let of_node: [(u32, fn(&mut Self, &NodeName)); 10] = [
             (rates.agent_crash, |world, node| world.crash_agent(node)),
             (rates.link_break, |world, node| {
                 if let Some(link) = world.hosts.get(node).and_then(|host| host.link) {
@@ -173,6 +178,7 @@ impl World {
                 world.spoil_gpu(node, health, Fault::ForeignProcess);
             }),
             (rates.gpu_missing, Self::remove_gpu),
+            (rates.fewer_processors, Self::remove_processors),
         ];
         for (rate, happen) in of_node {
             if self.random.per_mille(rate)
@@ -215,7 +221,7 @@ impl World {
             .collect();
         for link in links {
             let gives_up = self.random.between(IDLE_MS.0, IDLE_MS.1);
-            if Time(now.0 + gives_up) < until && self.random.per_mille(800) {
+            if Time(now.0 + gives_up) < until && self.random.per_mille(500) {
                 self.after(gives_up, Happening::AgentNotices { link });
             }
         }
@@ -327,9 +333,22 @@ impl World {
         self.after((until - self.now).0, Happening::GpuBack { node: node.clone(), gpu: gpu.id });
     }
 
-    /// A GPU is as it was.
+    /// All but one processor are offline for a while.
+    fn remove_processors(&mut self, node: &NodeName) {
+        let until = self.lasting(500, 40_000);
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        host.inventory.cpu_milli = 1000;
+        self.log.line(self.now, format_args!("{node} has one processor until {}", until.0));
+        self.note(Fault::FewerProcessors);
+        self.read_hardware(node);
+        let processors = GpuId(0);
+        self.after((until - self.now).0, Happening::GpuBack { node: node.clone(), gpu: processors });
+    }
+
+    /// A GPU is as it was, and so are the processors.
     pub(crate) fn gpu_back(&mut self, node: &NodeName, id: GpuId) {
         let Some(host) = self.hosts.get_mut(node) else { return };
+        host.inventory.cpu_milli = host.whole.cpu_milli;
         if host.inventory.gpus.len() < host.whole.gpus.len() {
             let health: Vec<(GpuId, GpuHealth)> =
                 host.inventory.gpus.iter().map(|gpu| (gpu.id, gpu.health.clone())).collect();
@@ -402,7 +421,7 @@ impl World {
             .map(|process| process.incarnation)
             .collect();
         match answering.as_slice() {
-            [_, _, ..] if self.goes_wrong(300) => {
+            [_, _, ..] if self.goes_wrong(500) => {
                 self.note(Fault::DialsTheOldOne);
                 self.random.pick(&answering).copied()
             }

@@ -11,7 +11,6 @@ use phalanx_coordinator::api::{ApiError, ChangeBody, Kind, Mutation, Object};
 use phalanx_coordinator::jobs::Jobs;
 use phalanx_coordinator::runner::{Objects, PodLedger};
 
-use crate::coverage::api_fault_name;
 use crate::fake_api::Follower;
 use crate::world::{Happening, World};
 
@@ -124,10 +123,7 @@ impl World {
             if !self.processes.contains_key(&incarnation) {
                 return true;
             }
-            let fault = self.api.faults.decide(Call::Write);
-            if let Some(fault) = &fault {
-                self.log.count(api_fault_name(fault));
-            }
+            let fault = self.api_fault(Call::Write);
             let text = format!("{} {}", mutation.verb(), mutation.target());
             let creates = matches!(mutation, Mutation::Create(_));
             let answer: Result<Arc<Object>, ApiError> = self.api.write(fault, mutation, self.now);

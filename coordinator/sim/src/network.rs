@@ -4,7 +4,7 @@ use phalanx_common::ids::NodeName;
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, ToAgent};
 
-use crate::coverage::Fault;
+use crate::coverage::{Fault, to_agent_name};
 use crate::world::{Happening, World};
 
 /// Usual time of a message, in milliseconds.
@@ -76,6 +76,7 @@ impl World {
     }
 
     pub(crate) fn send_to_agent(&mut self, number: u64, message: ToAgent) {
+        self.log.count(to_agent_name(&message));
         for delay in self.fates(number, 0) {
             let message = Box::new(message.clone());
             self.after(delay, Happening::ToAgent { link: number, message });

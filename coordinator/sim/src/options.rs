@@ -35,6 +35,10 @@ pub struct Rates {
     pub gpu_lost: u32,
     /// A GPU is not even listed for a while, per event.
     pub gpu_missing: u32,
+    /// A machine has fewer processors for a while, per event.
+    pub fewer_processors: u32,
+    /// The API answers no coordinator for a while, per event.
+    pub api_away: u32,
     /// Somebody else uses a GPU for a while, per event.
     pub foreign_process: u32,
     /// A ledger cannot be read after a crash of its agent.
@@ -80,7 +84,7 @@ impl Rates {
             storage_failed: draw(20),
             watch_gap: draw(60),
         };
-        let ledger_torn = draw(600) / 2;
+        let ledger_torn = if draw(1000) > 650 { draw(300) } else { 0 };
         Self {
             loss: draw(60),
             duplicate: draw(120),
@@ -96,6 +100,8 @@ impl Rates {
             term_lost: draw(500),
             gpu_missing: draw(3),
             foreign_process: draw(4),
+            fewer_processors: draw(4),
+            api_away: draw(3),
             ledger_torn,
             disk_slow: draw(4),
             disk_stuck: draw(3),

@@ -1,10 +1,14 @@
 //! What users do to the API: they create, change and delete, and at the end put right what they left incomplete.
 
+use std::collections::BTreeMap;
+
+use phalanx_common::ids::PodUid;
 use phalanx_coordinator::api::store::node_name;
 use phalanx_coordinator::api::{Kind, Mutation, Object, ObjectKey, Preconditions};
 use serde_json::{Value, json};
 
 use crate::checkers::liveness::{is_done, short_of_pods};
+use crate::coverage::Fault;
 use crate::workload::{Change, NAMESPACE, Step};
 use crate::world::{Happening, World};
 
@@ -33,8 +37,25 @@ impl World {
                 let Some(pod) = among.get(at) else { return };
                 self.delete(&pod.key());
             }
+            Step::BindSomePod(choice) => self.bind_by_hand(choice),
             Step::Change(kind, name, change) => self.change(&key_of(kind, &name), change),
         }
+    }
+
+    /// Another scheduler binds a pod that waits.
+    fn bind_by_hand(&mut self, choice: u64) {
+        let (pods, _) = self.api.store.list(Some(Kind::Pod));
+        let waiting: Vec<_> = pods.iter().filter(|pod| node_name(pod).is_none()).collect();
+        let at = usize::try_from(choice >> 8).unwrap_or(0) % waiting.len().max(1);
+        let Some(pod) = waiting.get(at) else { return };
+        let uid = PodUid::from(pod.metadata.uid.as_str());
+        let Some(gang) = self.facts.pods.get(&uid).map(|fact| fact.gang.clone()) else { return };
+        self.note(Fault::BoundByHand);
+        self.facts.bound_by_hand.insert(gang);
+        let preconditions = Preconditions::uid(&pod.metadata.uid);
+        let (key, node, annotations) = (pod.key(), "plain".to_owned(), BTreeMap::new());
+        self.as_user(Mutation::Bind { key, preconditions, node, annotations });
+        self.api_changed();
     }
 
     fn create(&mut self, object: Object) {

@@ -31,6 +31,8 @@ pub enum Step {
     Delete(Kind, String),
     /// Deletes one of the pods that are there.
     DeleteSomePod(u64),
+    /// Binds one of the pods that wait to a node without an agent, as another scheduler would.
+    BindSomePod(u64),
     /// Changes an object, if it is there.
     Change(Kind, String, Change),
     /// Makes an object what it was at first, whether it is there or not.
@@ -119,6 +121,12 @@ impl Workload {
         for _ in 0..random.between(0, 4) {
             let at = random.between(0, within_ms);
             workload.steps.push((Time(at), Step::DeleteSomePod(random.bits())));
+        }
+        if workload.has_plain_node && random.per_mille(400) {
+            for _ in 0..random.between(1, 4) {
+                let at = random.between(0, within_ms);
+                workload.steps.push((Time(at), Step::BindSomePod(random.bits())));
+            }
         }
         workload.draw_changes(random, within_ms);
         workload

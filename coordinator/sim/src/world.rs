@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use phalanx_common::ids::{GpuId, NodeName, PodUid};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, ToAgent};
-use phalanx_coordinator::api::faults::{Fault as ApiFault, FaultPlan};
+use phalanx_coordinator::api::faults::{Call, Fault as ApiFault, FaultPlan};
 use phalanx_core::Settings;
 use phalanx_core::event::Event;
 
@@ -154,6 +154,7 @@ pub(crate) struct World {
     pub(crate) faults_stop: Time,
     /// Nodes that cannot be reached, or cannot reach anybody.
     pub(crate) cuts: BTreeMap<NodeName, Cut>,
+    pub(crate) api_away_until: Time,
 }
 
 /// Runs a seed to its end.
@@ -219,6 +220,7 @@ impl World {
             work_ms: workload.work_ms,
             faults_stop,
             cuts: BTreeMap::new(),
+            api_away_until: Time(0),
         };
         for object in workload.first {
             world.user(Step::Create(Box::new(object)));
@@ -357,6 +359,22 @@ impl World {
             self.after(first + at as u64, Happening::User(step));
         }
         self.after(first * 2, Happening::Tidy);
+    }
+
+    /// What becomes of a call of a coordinator.
+    pub(crate) fn api_fault(&mut self, call: Call) -> Option<ApiFault> {
+        let is_away = self.api_away_until > self.now;
+        let fault = if !is_away {
+            self.api.faults.decide(call)
+        } else if call == Call::Write && self.random.per_mille(300) {
+            Some(ApiFault::TimedOutButDone)
+        } else {
+            Some(ApiFault::TimedOutNotDone)
+        };
+        if let Some(fault) = &fault {
+            self.log.count(api_fault_name(fault));
+        }
+        fault
     }
 
     /// After a write: whoever follows the API is woken.

@@ -58,6 +58,7 @@ impl AllOrNothing {
             memory.minima.retain(|_, last| *last + MINIMUM_LAG_MS >= facts.now);
             memory.min_member = memory.minima.keys().next().copied().unwrap_or(group.min_member);
         }
+        self.gangs.retain(|name, _| !facts.bound_by_hand.contains(name));
         self.gangs.retain(|name, _| facts.groups.contains_key(name) || counts.contains_key(name));
         for (uid, pod) in facts.pods.iter().filter(|(_, pod)| pod.is_live()) {
             if let Some(memory) = self.gangs.get_mut(&pod.gang) {

@@ -35,7 +35,8 @@ impl Quota {
         let mut used: BTreeMap<&str, Resources> = BTreeMap::new();
         for (uid, pod) in &facts.pods {
             let holds = pod.is_live() || (facts.running.contains_key(uid) && !facts.ended.contains(uid));
-            let Some(group) = facts.groups.get(&pod.gang).filter(|_| holds) else { continue };
+            let is_ours = !facts.bound_by_hand.contains(&pod.gang);
+            let Some(group) = facts.groups.get(&pod.gang).filter(|_| holds && is_ours) else { continue };
             used.entry(group.queue.as_str()).or_default().add(&pod.request);
         }
         for queue in facts.capability.keys().map(String::as_str).chain(used.keys().copied()) {
