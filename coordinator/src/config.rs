@@ -85,6 +85,9 @@ pub struct RunArguments {
     /// How long such a node takes none [default: 30s]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub quarantine: Option<String>,
+    /// An admitted gang whose pods are not all there by then gives its quota to gangs that wait [default: 120s]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub pods_timeout: Option<String>,
     /// Placements of a gang that may fail per minute before it has to wait [default: 30]
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub attempts_per_minute: Option<String>,
@@ -100,7 +103,7 @@ pub struct RunArguments {
 }
 
 /// All keys, in the order of the flags.
-pub(crate) const KEYS: [&str; 15] = [
+pub(crate) const KEYS: [&str; 16] = [
     "state-dir",
     "listen",
     "admin",
@@ -112,6 +115,7 @@ pub(crate) const KEYS: [&str; 15] = [
     "resend",
     "refusal-budget",
     "quarantine",
+    "pods-timeout",
     "attempts-per-minute",
     "default-queue",
     "recording-file-mib",
@@ -119,7 +123,7 @@ pub(crate) const KEYS: [&str; 15] = [
 ];
 
 impl RunArguments {
-    fn flags(&self) -> [(&'static str, Option<String>); 15] {
+    fn flags(&self) -> [(&'static str, Option<String>); 16] {
         let remote = self.admin_allow_remote.then(|| "true".to_owned());
         [
             ("state-dir", self.state_dir.clone()),
@@ -133,6 +137,7 @@ impl RunArguments {
             ("resend", self.resend.clone()),
             ("refusal-budget", self.refusal_budget.clone()),
             ("quarantine", self.quarantine.clone()),
+            ("pods-timeout", self.pods_timeout.clone()),
             ("attempts-per-minute", self.attempts_per_minute.clone()),
             ("default-queue", self.default_queue.clone()),
             ("recording-file-mib", self.recording_file_mib.clone()),
@@ -220,6 +225,7 @@ fn settings(values: &mut Values) -> Settings {
         duration("binding-deadline", default.binding_deadline_ms, seconds(1), seconds(3600));
     let resend_ms = duration("resend", default.resend_ms, Duration::from_millis(50), seconds(60));
     let quarantine_ms = duration("quarantine", default.quarantine_ms, seconds(1), seconds(3600));
+    let pods_timeout_ms = duration("pods-timeout", default.pods_timeout_ms, seconds(1), seconds(3600));
     let settings = Settings {
         reservation_ms,
         confirm_timeout_ms,
@@ -227,6 +233,7 @@ fn settings(values: &mut Values) -> Settings {
         resend_ms,
         refusal_budget: values.number("refusal-budget", default.refusal_budget.into(), 1, 1000) as u32,
         quarantine_ms,
+        pods_timeout_ms,
         attempts_per_minute: values.number("attempts-per-minute", default.attempts_per_minute.into(), 1, 6000)
             as u32,
         default_queue: default_queue(values, default.default_queue),
@@ -312,7 +319,7 @@ mod tests {
         let config = file(
             "state-dir = \"/srv\"\nlisten = \"0.0.0.0:1\"\nadmin = \"0.0.0.0:2\"\nadmin-allow-remote = true\n\
              log-format = \"json\"\nreservation = \"20s\"\nconfirm-timeout = \"9s\"\nbinding-deadline = \"2m\"\n\
-             resend = \"500ms\"\nrefusal-budget = 4\nquarantine = \"1m\"\nattempts-per-minute = 7\n\
+             resend = \"500ms\"\nrefusal-budget = 4\nquarantine = \"1m\"\npods-timeout = \"3m\"\nattempts-per-minute = 7\n\
              default-queue = \"team-a\"\nrecording-file-mib = 1\nrecording-files = 2\n",
         )
         .unwrap();
@@ -323,6 +330,7 @@ mod tests {
             resend_ms: Millis(500),
             refusal_budget: 4,
             quarantine_ms: Millis(60_000),
+            pods_timeout_ms: Millis(180_000),
             attempts_per_minute: 7,
             default_queue: "team-a".to_owned(),
         };

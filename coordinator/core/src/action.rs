@@ -28,8 +28,7 @@ pub enum GangPhase {
 
 impl GangPhase {
     /// All phases.
-    pub const ALL: [Self; 5] =
-        [Self::Pending, Self::Inqueue, Self::Running, Self::Unknown, Self::Completed];
+    pub const ALL: [Self; 5] = [Self::Pending, Self::Inqueue, Self::Running, Self::Unknown, Self::Completed];
 
     /// Text as in the PodGroup's status.
     #[must_use]

@@ -1,7 +1,7 @@
 //! May a gang be admitted: its queue, its priority class, its quota, and whether its pods exist.
 
 use crate::amounts::Amounts;
-use crate::core::Core;
+use crate::core::{Core, Timer};
 use crate::gang::{Gang, GangKey, OrderKey};
 use crate::life::task_minima;
 use crate::phase::Phase;
@@ -56,8 +56,9 @@ impl Core {
         }
         let mut left = self.used_in_queue(gang);
         let mut behind = Vec::new();
+        let gives_way = self.is_overdue(gang) && self.check_pods(gang, required).is_err();
         for (other, other_key) in queue.admitted.iter().rev() {
-            if *other <= order || queue.over(&left, charge).is_none() {
+            if gives_way || *other <= order || queue.over(&left, charge).is_none() {
                 break;
             }
             if let Some(other) = self.gangs.gangs.get(other_key).filter(|_| *other_key != key) {
@@ -65,9 +66,38 @@ impl Core {
                 behind.push(*other_key);
             }
         }
+        // Gangs ahead of it whose pods do not come give way to one whose pods are there, and to nobody else.
+        let has_pods = self.check_pods(gang, required).is_ok();
+        for (other, other_key) in &queue.admitted {
+            if *other >= order || !has_pods || queue.over(&left, charge).is_none() {
+                break;
+            }
+            if let Some(other) = self.gangs.gangs.get(other_key).filter(|other| self.is_overdue(other)) {
+                left.subtract(&other.charge);
+                behind.push(*other_key);
+            }
+        }
         match queue.over(&left, charge) {
             Some(over) => Err(over.reason(&name)),
             None => Ok(behind),
+        }
+    }
+
+    /// True for a gang that was admitted long ago and whose pods are still not all there.
+    pub(crate) fn is_overdue(&self, gang: &Gang) -> bool {
+        let since = gang.pods_missing_since;
+        since.is_some_and(|since| self.now >= since + self.settings.pods_timeout_ms)
+    }
+
+    /// Its pods are not all there. The time counts from its first admission until they are: a gang that gave its
+    /// quota away pushes nobody back for pods that may never come.
+    pub(crate) fn note_pods_missing(&mut self, key: GangKey) {
+        let (now, timeout) = (self.now, self.settings.pods_timeout_ms);
+        if let Some(gang) = self.gangs.gangs.get_mut(&key)
+            && gang.pods_missing_since.is_none()
+        {
+            gang.pods_missing_since = Some(now);
+            self.timers.insert((now + timeout, Timer::PodsMissing(key)));
         }
     }
 

@@ -49,6 +49,8 @@ pub(crate) enum Timer {
     Resend(LeaseId),
     /// A step of a round, a rollback, a retry of a gang.
     Gang(GangKey),
+    /// The pods of an admitted gang are not all there yet: its quota may go to others from now on.
+    PodsMissing(GangKey),
     /// End of a node's quarantine.
     Quarantine(NodeIndex),
     /// A queue's status that could not be written.
@@ -66,6 +68,7 @@ impl Timer {
         match self {
             Self::Resend(_) => "an agent has not answered",
             Self::Gang(_) => "a gang's step is due",
+            Self::PodsMissing(_) => "an admitted gang still has too few pods",
             Self::Quarantine(_) => "a node's quarantine ends",
             Self::QueueStatus(_) | Self::PlanRemoval(_) | Self::Stranger(_) => "a write is tried again",
             Self::Rest => "a pass is not finished",
@@ -277,6 +280,12 @@ impl Core {
                 }
                 Timer::Gang(gang) => {
                     self.touched.insert(gang);
+                }
+                Timer::PodsMissing(gang) => {
+                    let gang = self.gangs.gangs.get(&gang);
+                    if gang.is_some_and(|gang| self.is_overdue(gang)) {
+                        self.wake_all();
+                    }
                 }
                 Timer::Quarantine(node) => {
                     let quarantine = self.cluster.node(node).quarantine.as_ref();

@@ -135,6 +135,7 @@ impl Core {
             charge: Amounts::default(),
             leases: 0,
             failures: (Time(0), 0),
+            pods_missing_since: None,
             drops_in_row: 0,
             refused: None,
             not_before: Time(0),

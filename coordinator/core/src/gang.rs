@@ -39,6 +39,8 @@ pub(crate) struct Gang {
     pub(crate) leases: u32,
     /// Placements that failed after they were begun, since when.
     pub(crate) failures: (Time, u32),
+    /// Since when it was first admitted without all the pods it needs; `None` where they are there.
+    pub(crate) pods_missing_since: Option<Time>,
     /// Rounds that were dropped since the last one that was committed.
     pub(crate) drops_in_row: u32,
     /// What an agent refused last, and which; `None` once a round was committed.

@@ -134,6 +134,10 @@ impl Core {
         let kind = gang.phase.kind();
         if gang.deleted {
             self.set_waiting(key, false);
+            if tally.live > 0 && kind == PhaseKind::Queued {
+                // Found at a start: its PodGroup is gone, and its pods run to their end.
+                self.set_phase(key, Phase::Running { round: None });
+            }
             self.forget_if_empty(key, tally);
             return;
         }

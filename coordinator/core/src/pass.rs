@@ -98,7 +98,11 @@ impl Core {
         let required = self.required(gang);
         let charge = Self::admission_charge(gang, &required);
         let order = gang.order;
-        let behind = self.check_quota(key, order, &required, &charge).map_err(queued)?;
+        let behind = self.check_quota(key, order, &required, &charge).map_err(|reason| {
+            // What it waits for in the first place, once it gave its quota away, are its pods.
+            let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
+            queued(pods.and_then(|gang| self.check_pods(gang, &required).err()).unwrap_or(reason))
+        })?;
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         if matches!(gang.phase, Phase::Queued) {
             self.set_phase(key, Phase::Admitted);
@@ -110,9 +114,14 @@ impl Core {
             Err(reason) => {
                 self.push_back(&behind);
                 self.charge_admission(key, charge);
+                self.note_pods_missing(key);
                 return Err(admitted(reason));
             }
-            Ok(()) => {}
+            Ok(()) => {
+                if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+                    gang.pods_missing_since = None;
+                }
+            }
         }
         match self.place_minimum(key, &required, failed, now) {
             Ok(()) => {

@@ -275,9 +275,11 @@ impl Reason {
             Self::TooFewPods { exist, minimum, task } => {
                 let more = pods(minimum.saturating_sub(*exist), "more ");
                 match task {
-                    Some(task) => format!("create {more} of task {task}, or lower its minimum"),
-                    None if *exist == 0 => format!("create {} of this gang", pods(*minimum, "")),
-                    None => format!("create {more}, or lower minMember to {exist}"),
+                    Some(task) => {
+                        format!("create {more} of task {task}{BY_JOB}, or lower its minimum")
+                    }
+                    None if *exist == 0 => format!("create {} of this gang{BY_JOB}", pods(*minimum, "")),
+                    None => format!("create {more}{BY_JOB}, or lower minMember to {exist}"),
                 }
             }
             Self::PodBlocked { field, .. } => format!("change {field}"),
@@ -306,6 +308,9 @@ impl Reason {
         }
     }
 }
+
+/// The missing pods of a Job are on their way.
+const BY_JOB: &str = " (a Job does that by itself)";
 
 const MIX_FIX: &str =
     "annotate the gang phalanx.dev/mixed-gpu-models: \"true\" to use GPUs of several models";

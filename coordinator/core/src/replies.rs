@@ -7,9 +7,7 @@ use phalanx_common::ids::{ActionId, GpuId, LeaseId, NodeName, PodUid};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::topology::ProbeState;
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{
-    FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseState, RefusalCause, ToAgent,
-};
+use phalanx_common::wire::{FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseState, RefusalCause, ToAgent};
 
 use crate::action::{Action, Command};
 use crate::cluster::{EarlyEnd, NodeIndex};
@@ -119,7 +117,8 @@ impl Core {
 
     /// A lease of ours that was given up: a message that was asked late, or twice, brought it back.
     fn give_back(&mut self, node: NodeIndex, id: LeaseId, actions: &mut Vec<Action>) {
-        let is_ours = id.term == self.term.counter && id.serial >> 32 == self.term.incarnation & u64::from(u32::MAX);
+        let is_ours =
+            id.term == self.term.counter && id.serial >> 32 == self.term.incarnation & u64::from(u32::MAX);
         if !is_ours || self.leases.leases.contains_key(&id) {
             return;
         }

@@ -18,10 +18,18 @@ pub struct Settings {
     pub refusal_budget: u32,
     /// How long a node stays closed for refusals.
     pub quarantine_ms: Millis,
+    /// An admitted gang whose pods are not all there after this gives its quota to gangs that wait for it.
+    #[serde(default = "pods_timeout_ms")]
+    pub pods_timeout_ms: Millis,
     /// Placements of a gang that may fail per minute, after they were begun, before it has to wait.
     pub attempts_per_minute: u32,
     /// Queue for gangs that name none; it exists without an object.
     pub default_queue: String,
+}
+
+/// Operators make the pods of a gang within seconds of its admission.
+const fn pods_timeout_ms() -> Millis {
+    Millis::from_seconds(120)
 }
 
 impl Default for Settings {
@@ -33,6 +41,7 @@ impl Default for Settings {
             resend_ms: Millis::from_seconds(1),
             refusal_budget: 3,
             quarantine_ms: Millis::from_seconds(30),
+            pods_timeout_ms: pods_timeout_ms(),
             attempts_per_minute: 30,
             default_queue: "default".to_owned(),
         }

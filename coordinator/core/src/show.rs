@@ -236,10 +236,17 @@ impl Core {
     fn quota_views(&self, gang: &Gang) -> Vec<QuotaView> {
         let Some(queue) = self.queues.get(&gang.spec.queue) else { return Vec::new() };
         let mut asked = Amounts::default();
-        for candidate in self.required(gang).pods {
-            asked.add(&candidate.need.amounts);
+        if matches!(gang.phase.kind(), PhaseKind::Running | PhaseKind::Degraded) {
+            // It has its minimum, or had it: what waits is placed pod by pod.
+            if let Some(next) = self.candidates(gang).first() {
+                asked.add(&next.need.amounts);
+            }
+        } else {
+            for candidate in self.required(gang).pods {
+                asked.add(&candidate.need.amounts);
+            }
+            asked.raise_to(&gang.min_amounts);
         }
-        asked.raise_to(&gang.min_amounts);
         let mut used = queue.charged.clone();
         used.add(&queue.allocated);
         // Its own charge is no use by others.
@@ -269,8 +276,13 @@ fn explain_lines(view: &GangView, quota: &[QuotaView], feasible: Option<u32>, no
         ))
     });
     let limited: Vec<String> = limited.collect();
-    let text =
-        if limited.is_empty() { "no limit on what it asks for".to_owned() } else { limited.join(", ") };
+    let text = if quota.is_empty() && view.reason.is_none() {
+        "it asks for nothing more".to_owned()
+    } else if limited.is_empty() {
+        "no limit on what it asks for".to_owned()
+    } else {
+        limited.join(", ")
+    };
     let is_queue_missing =
         matches!(view.reason.as_ref().map(|view| &view.reason), Some(Reason::NoSuchQueue { .. }));
     lines.push(if is_queue_missing {

@@ -65,6 +65,7 @@ scenarios! {
     models,
     best_set,
     late_plans,
+    pods_that_never_come,
     two_coordinators,
     full_disk_on_a_node,
 }
