@@ -315,6 +315,18 @@ impl Core {
                         }))
             });
         self.waiting = waiting;
+        // That a lease ends is a fact; that it cannot be written down is what its GPUs wait for.
+        let mut ending: Vec<&Waiting> = Vec::new();
+        for answer in self.waiting.iter().filter(|answer| answer.needs > self.persisted) {
+            let phase = self.leases.get(answer.lease).map(|lease| lease.phase);
+            let is_told = ending.iter().any(|told| told.lease == answer.lease);
+            if !is_told && matches!(phase, Some(Phase::Ending { .. })) {
+                ending.push(answer);
+            }
+        }
+        for answer in ending {
+            self.refuse(answer.term, answer.lease, cause.clone(), actions);
+        }
         for answer in failed {
             self.take_back(answer, revision, now);
             self.refuse(answer.term, answer.lease, cause.clone(), actions);

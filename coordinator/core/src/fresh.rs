@@ -6,7 +6,7 @@ use std::sync::Arc;
 use phalanx_common::ids::NodeName;
 use phalanx_common::wire::LeaseState;
 
-use crate::cluster::NodeIndex;
+use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::Core;
 use crate::lease::Lease;
 use crate::reason::{Closed, Held, NoRoom, Reason};
@@ -51,10 +51,14 @@ impl Core {
         let pod = self.gangs.pods.get(lease.pod());
         let is_leaving = lease.wanted == LeaseState::Gone || pod.is_some_and(|pod| pod.spec.deleting);
         let has_taken = lease.local || lease.known == Some(LeaseState::Started);
-        let state = if is_leaving {
-            "terminating"
+        let sick = self.cluster.node(lease.node).quarantine.as_ref();
+        let sick = sick.filter(|closed| closed.ends_early == EarlyEnd::Disk);
+        let state: Arc<str> = if let Some(closed) = sick.filter(|_| is_leaving) {
+            Arc::from(format!("terminating, and {}", closed.why))
+        } else if is_leaving {
+            Arc::from("terminating")
         } else if lease.wanted >= LeaseState::Bound && !has_taken {
-            "bound, device not yet taken"
+            Arc::from("bound, device not yet taken")
         } else {
             return None;
         };
@@ -63,7 +67,7 @@ impl Core {
             node: self.cluster.node(lease.node).name.clone(),
             gpus,
             by: lease.request.pod_name.name.clone(),
-            state: Arc::from(state),
+            state,
         })
     }
 

@@ -162,13 +162,12 @@ impl Core {
             self.heed_term(node, *term, actions);
             return;
         }
-        if lease.wanted == LeaseState::Gone {
-            return;
-        }
-        if let (RefusalCause::Disk(_), Some(LeaseState::Reserved)) = (cause, lease.known) {
-            // The promise stands; writing it down is tried again by the resend timer. Until it is done nothing
-            // more is asked of the node.
-            let (key, pod) = (lease.gang, lease.request.pod_name.clone());
+        let is_gone = lease.wanted == LeaseState::Gone;
+        if matches!(cause, RefusalCause::Disk(_)) && (is_gone || lease.known == Some(LeaseState::Reserved)) {
+            // The promise stands; writing it down, or that it ends, is tried again by the resend timer. Until it is
+            // done nothing more is asked of the node.
+            let key = lease.gang.filter(|_| !is_gone);
+            let pod = lease.request.pod_name.clone();
             let until = now + self.settings.quarantine_ms;
             self.cluster.close_until(node, &cause.to_string(), until, EarlyEnd::Disk);
             self.timers.insert((until, Timer::Quarantine(node)));
@@ -176,6 +175,9 @@ impl Core {
             if let Some(gang) = key.and_then(|key| self.gangs.gangs.get_mut(&key)) {
                 gang.refused = Some(Arc::from(why));
             }
+            return;
+        }
+        if is_gone {
             return;
         }
         if let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {
