@@ -47,6 +47,7 @@ scenarios! {
     stress_alternating,
     refusal_and_quarantine,
     silent_agent,
+    silent_agent_dials_anew,
     binding_faults,
     restart_in_every_phase,
     restart_findings,
