@@ -250,9 +250,14 @@ impl Cluster {
         self.coordinator.spawn(&self.path, None);
     }
 
+    /// The same with a kill point.
+    pub fn restart_coordinator_with(&mut self, point: &str) {
+        self.coordinator.spawn(&self.path, Some(point));
+    }
+
     /// Starts the coordinator again with a kill point, and waits until every node is ready.
     pub fn start_coordinator_again(&mut self, point: &str) {
-        self.coordinator.spawn(&self.path, Some(point));
+        self.restart_coordinator_with(point);
         self.coordinator.wait_until_ready();
         self.wait_until_all_are_ready();
     }

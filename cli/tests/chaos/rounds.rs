@@ -27,6 +27,10 @@ pub fn setting(name: &str, default: u64) -> u64 {
 enum Fault {
     /// The coordinator dies at a kill point.
     CoordinatorPoint(String),
+    /// It does, and so does the next process at another one.
+    CoordinatorTwice(String, String),
+    /// It does, and so does an agent.
+    CoordinatorAndAgent(String, usize, String),
     /// An agent does.
     AgentPoint(usize, String),
     /// The coordinator is killed after so many milliseconds.
@@ -45,7 +49,7 @@ impl Fault {
     fn draw(random: &mut Random) -> Self {
         let counted = |point: &str, random: &mut Random| format!("{point}:{}", random.between(1, 4));
         let victim = random.between(0, NODES - 1) as usize;
-        match random.between(0, 11) {
+        match random.between(0, 15) {
             0..=3 => {
                 let point = *random.one_of(&COORDINATOR);
                 Self::CoordinatorPoint(counted(point, random))
@@ -57,7 +61,15 @@ impl Fault {
             7 => Self::KillCoordinator(random.between(0, 400)),
             8 => Self::KillAll(random.between(0, 400)),
             9 => Self::StopAgent(victim, random.between(0, 300), random.between(100, 8_000)),
-            10 => Self::StopCoordinator(random.between(0, 300), random.between(100, 8_000)),
+            10 | 11 => {
+                let (first, second) = (*random.one_of(&COORDINATOR), *random.one_of(&COORDINATOR));
+                Self::CoordinatorTwice(counted(first, random), second.to_owned())
+            }
+            12 | 13 => {
+                let (coordinator, agent) = (*random.one_of(&COORDINATOR), *random.one_of(&AGENT));
+                Self::CoordinatorAndAgent(counted(coordinator, random), victim, counted(agent, random))
+            }
+            14 => Self::StopCoordinator(random.between(0, 300), random.between(100, 8_000)),
             _ => Self::Network {
                 loss: random.between(0, 100),
                 delay_ms: random.between(0, 200),
@@ -76,6 +88,18 @@ impl Fault {
             Self::CoordinatorPoint(_) => {
                 reach(cluster.coordinator.process.as_mut().unwrap());
                 cluster.restart_coordinator();
+            }
+            Self::CoordinatorTwice(_, second) => {
+                reach(cluster.coordinator.process.as_mut().unwrap());
+                cluster.restart_coordinator_with(second);
+                reach(cluster.coordinator.process.as_mut().unwrap());
+                cluster.restart_coordinator();
+            }
+            Self::CoordinatorAndAgent(_, victim, _) => {
+                reach(cluster.coordinator.process.as_mut().unwrap());
+                cluster.restart_coordinator();
+                reach(cluster.agents[*victim].process.as_mut().unwrap());
+                cluster.start_agent(*victim, None);
             }
             Self::AgentPoint(victim, _) => {
                 reach(cluster.agents[*victim].process.as_mut().unwrap());
@@ -156,7 +180,11 @@ fn round(seed: u64) {
     let proxy = Proxy::start(cluster.coordinator.listen, seed);
     let (mut point, mut victim) = (None, None);
     match &fault {
-        Fault::CoordinatorPoint(name) => point = Some(name.as_str()),
+        Fault::CoordinatorPoint(name) | Fault::CoordinatorTwice(name, _) => point = Some(name.as_str()),
+        Fault::CoordinatorAndAgent(name, number, agent) => {
+            point = Some(name.as_str());
+            victim = Some((*number, agent.as_str()));
+        }
         Fault::AgentPoint(number, name) => victim = Some((*number, name.as_str())),
         Fault::Network { loss, delay_ms, .. } => {
             for agent in &mut cluster.agents {
