@@ -87,6 +87,37 @@ fn nothing_is_left_unfinished() {
     check_rust(|_, text| rules::unfinished(text));
 }
 
+/// Source of the programs that run for long.
+fn shells() -> Vec<PathBuf> {
+    let folders = ["coordinator/src", "agent/src", "common/transport/src"];
+    folders.iter().flat_map(|folder| files_under(&workspace().join(folder), &["rs"])).collect()
+}
+
+#[test]
+fn no_queue_is_without_bound() {
+    assert_none(shells().into_iter().map(|path| {
+        let complaints = rules::unbounded_queues(&read(&path));
+        (path, complaints)
+    }));
+}
+
+#[test]
+fn every_queue_is_listed_with_its_bound() {
+    let root = workspace();
+    let architecture = read(&root.join("ARCHITECTURE.md"));
+    let section = architecture.split("\n## ").find(|part| part.starts_with("Queues and their bounds"));
+    let section = section.unwrap_or_else(|| panic!("ARCHITECTURE.md lists no queues"));
+    let keepers: Vec<PathBuf> =
+        shells().into_iter().filter(|path| rules::keeps_a_queue(&read(path))).collect();
+    assert!(keepers.len() > 8, "{keepers:?}");
+    assert_none(keepers.into_iter().map(|path| {
+        let name = path.strip_prefix(&root).unwrap().display().to_string();
+        let complaint = format!("keeps a queue that ARCHITECTURE.md does not list as `{name}`");
+        let complaints = if section.contains(&format!("`{name}`")) { Vec::new() } else { vec![complaint] };
+        (path, complaints)
+    }));
+}
+
 #[test]
 fn no_word_names_a_workplace() {
     let extensions = ["rs", "toml", "md", "yaml", "txt", "json", "sh", ""];
@@ -224,6 +255,41 @@ mod rules_can_fail {
             assert_eq!(rules::unfinished(bad).len(), 1, "{bad}");
         }
         assert!(rules::unfinished("// todo!()\nconst A: &str = \"dbg!(1)\"; fn todo() {}").is_empty());
+    }
+
+    #[test]
+    fn queues() {
+        for bad in [
+            "let (a, b) = mpsc::unbounded_channel();",
+            "use tokio::sync::mpsc::UnboundedSender;",
+            "let (a, b) = std::sync::mpsc::channel();",
+            "let (a, b) = channel::<Vec<u8>>();",
+        ] {
+            assert_eq!(rules::unbounded_queues(bad).len(), 1, "{bad}");
+        }
+        for good in [
+            "let (a, b) = oneshot::channel();",
+            "let (a, b) = oneshot::channel::<()>();",
+            "let (a, b) = mpsc::channel(4);",
+            "let (a, b) = watch::channel::<Term>(Term::default());",
+            "#[cfg(test)]\nmod tests {\n    fn a() { channel(); }\n}\n",
+            "fn channel() {} // unbounded",
+        ] {
+            assert!(rules::unbounded_queues(good).is_empty(), "{good}");
+        }
+        for keeper in
+            ["waiting: VecDeque<Incoming>,", "mpsc::channel(4)", "mpsc::channel::<A>(4)", "sync_channel(1)"]
+        {
+            assert!(rules::keeps_a_queue(keeper), "{keeper}");
+        }
+        for other in [
+            "oneshot::channel::<()>()",
+            "watch::channel(1)",
+            "use std::collections::VecDeque;",
+            "channels(a)",
+        ] {
+            assert!(!rules::keeps_a_queue(other), "{other}");
+        }
     }
 
     #[test]

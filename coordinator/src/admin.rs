@@ -2,6 +2,7 @@
 //! loopback unless it is told otherwise. Every error is JSON `{"error": "…"}`.
 
 mod explain;
+mod limits;
 mod objects;
 mod pods;
 
@@ -20,8 +21,9 @@ use axum::{Json, Router};
 use phalanx_core::view::StateView;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
+pub use self::limits::Bounded;
 use crate::api::{Api, ApiError};
 use crate::driver::Question;
 use crate::metrics::Metrics;
@@ -70,6 +72,10 @@ pub fn router<A: Api>(parts: AdminParts<A>) -> Router {
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .layer(middleware::from_fn_with_state(parts.loopback, refuse_browsers))
+        .layer(middleware::from_fn_with_state(
+            Arc::new(Semaphore::new(limits::REQUESTS)),
+            limits::refuse_too_many,
+        ))
         .with_state(Arc::new(parts))
 }
 

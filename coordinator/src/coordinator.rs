@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 pub use self::endpoints::{Endpoints, EndpointsError};
-use crate::admin::{self, AdminParts};
+use crate::admin::{self, AdminParts, Bounded};
 use crate::agents::{AgentServer, AgentServerParts, PodReport};
 use crate::api::embedded::{EmbeddedApi, OpenError};
 use crate::api::{Api, ApiError, Object};
@@ -341,7 +341,7 @@ fn serve_admin<A: Api>(
         let stop = async move {
             let _ = stopping.wait_for(|stop| *stop).await;
         };
-        if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stop).await {
+        if let Err(error) = axum::serve(Bounded::new(listener), router).with_graceful_shutdown(stop).await {
             tracing::warn!(%error, "the admin interface has ended");
         }
     });

@@ -46,6 +46,9 @@ pub(crate) enum Link {
     },
 }
 
+/// Answers that may wait for the disk.
+const MAX_WAITING: usize = 4096;
+
 /// An answer that waits for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
@@ -220,7 +223,15 @@ impl Core {
     /// Answers with the state of a lease, as soon as the disk holds all that stands behind it.
     pub(crate) fn answer(&mut self, term: Term, lease: LeaseId) {
         let needs = self.leases.get(lease).map_or(0, |known| known.changed_in).max(self.term_in);
-        self.waiting.push(Waiting { needs, term, lease, reserve: false });
+        self.keep_waiting(Waiting { needs, term, lease, reserve: false });
+    }
+
+    /// Keeps an answer until the disk is done. While that hangs the same is asked again and again: it is answered
+    /// once, and beyond a bound not at all, since whoever misses an answer asks anew.
+    pub(crate) fn keep_waiting(&mut self, answer: Waiting) {
+        if self.waiting.len() < MAX_WAITING && !self.waiting.contains(&answer) {
+            self.waiting.push(answer);
+        }
     }
 
     pub(crate) fn refuse(&self, term: Term, lease: LeaseId, cause: RefusalCause, actions: &mut Vec<Action>) {

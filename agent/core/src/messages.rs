@@ -155,7 +155,7 @@ impl Core {
                 if !known || planted::is(Bug::ReserveAgain) {
                     self.leases.insert(id, Lease::reserved(request, now, expires_in.min(MAX_RESERVATION_MS)));
                 }
-                self.waiting.push(Waiting { needs: self.term_in, term, lease: id, reserve: true });
+                self.keep_waiting(Waiting { needs: self.term_in, term, lease: id, reserve: true });
             }
             Err(cause) => self.refuse(term, id, cause, actions),
         }

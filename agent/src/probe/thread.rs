@@ -1,7 +1,7 @@
 //! The probe's own thread: driver calls block, so they never run on the runtime's threads.
 
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::probe::Probe;
 /// Asks the probe's thread for a reading. Dropping it ends the thread.
 #[derive(Clone)]
 pub struct ProbeHandle {
-    requests: Sender<()>,
+    requests: SyncSender<()>,
 }
 
 impl ProbeHandle {
     /// Asks for a reading now instead of at the next interval. Its inventory comes over the channel.
     pub fn request(&self) {
-        // A thread that has ended has nobody to report to either.
-        let _ = self.requests.send(());
+        // One request that waits is as good as many; a thread that has ended has nobody to report to either.
+        let _ = self.requests.try_send(());
     }
 }
 
@@ -34,7 +34,7 @@ pub fn spawn<P: Probe + Send + 'static>(
     probe: P,
     interval: Duration,
 ) -> io::Result<(ProbeHandle, mpsc::Receiver<Inventory>)> {
-    let (requests, asked) = channel();
+    let (requests, asked) = sync_channel(1);
     // One place: a slow receiver delays the next reading instead of piling up old ones.
     let (sender, receiver) = mpsc::channel(1);
     thread::Builder::new().name("probe".into()).spawn(move || run(probe, interval, &asked, &sender))?;

@@ -60,6 +60,54 @@ pub fn unfinished(text: &str) -> Vec<String> {
     complaints
 }
 
+/// Queues without a bound: one that nobody empties takes all memory. Tests may have them.
+pub fn unbounded_queues(text: &str) -> Vec<String> {
+    let tokens = source::tokens(&source::blank(text));
+    let tests = source::test_modules(&tokens);
+    let mut complaints = Vec::new();
+    for (at, Token { text, line }) in
+        tokens.iter().enumerate().filter(|(_, token)| !is_in(&tests, token.line))
+    {
+        let names_one = matches!(
+            text.as_str(),
+            "unbounded" | "unbounded_channel" | "UnboundedSender" | "UnboundedReceiver"
+        );
+        if names_one || (text == "channel" && has_no_size(&tokens, at)) {
+            complaints.push(format!("line {line}: a queue without a bound"));
+        }
+    }
+    complaints
+}
+
+/// A call of `channel` without a size that is no `oneshot::channel`.
+fn has_no_size(tokens: &[Token], at: usize) -> bool {
+    let is_oneshot = at >= 3 && source::stands_at(tokens, at - 3, "oneshot");
+    let called = (at + 1..tokens.len().min(at + 16)).find(|&next| source::stands_at(tokens, next, "("));
+    let is_call = called.is_some_and(|open| {
+        open == at + 1 || source::stands_at(tokens, at + 1, ":") && source::stands_at(tokens, at + 3, "<")
+    });
+    let is_definition = at >= 1 && source::stands_at(tokens, at - 1, "fn");
+    !is_oneshot
+        && !is_definition
+        && is_call
+        && called.is_some_and(|open| source::stands_at(tokens, open + 1, ")"))
+}
+
+/// True where a file keeps a queue that may grow, tests not counted.
+pub fn keeps_a_queue(text: &str) -> bool {
+    let tokens = source::tokens(&source::blank(text));
+    let tests = source::test_modules(&tokens);
+    let makes = |at: usize, token: &Token| match token.text.as_str() {
+        "VecDeque" => source::stands_at(&tokens, at + 1, "<"),
+        "channel" | "sync_channel" => {
+            !(at >= 3 && ["oneshot", "watch"].iter().any(|kind| source::stands_at(&tokens, at - 3, kind)))
+                && (source::stands_at(&tokens, at + 1, "(") || source::stands_at(&tokens, at + 3, "<"))
+        }
+        _ => false,
+    };
+    tokens.iter().enumerate().any(|(at, token)| !is_in(&tests, token.line) && makes(at, token))
+}
+
 /// Words that name a workplace or a registry instead of the project.
 pub fn forbidden_words(text: &str) -> Vec<String> {
     // Written in halves, so that this file passes its own rule.

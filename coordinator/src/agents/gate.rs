@@ -21,8 +21,8 @@ pub(super) const WAITING_OF_A_SOURCE: usize = 1536;
 const CALM: usize = 64;
 /// Nobody got through for so long, and others wait: the oldest half is given up.
 const STUCK: Duration = Duration::from_secs(1);
-/// An agent gives up an attempt to connect after this time; so do we.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// An agent dials anew after three seconds without an answer: whoever waits nearly as long waits for nothing.
+const LONGEST_WAIT: Duration = Duration::from_millis(2500);
 
 /// What becomes of a connection that arrives.
 #[derive(Debug)]
