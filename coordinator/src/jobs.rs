@@ -82,6 +82,16 @@ impl Jobs {
         self.mark(&object);
     }
 
+    /// How much is kept, by name: zero without jobs, PodGroups and pods.
+    #[must_use]
+    pub fn kept(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("objects", self.objects.len()),
+            ("pods_of_jobs", self.pods_of_job.len()),
+            ("to_look_at", self.dirty.len()),
+        ]
+    }
+
     /// All is looked at again.
     pub fn mark_all(&mut self) {
         for object in self.objects.values().cloned().collect::<Vec<_>>() {
@@ -92,8 +102,12 @@ impl Jobs {
     /// What is to be written for all that changed since the last call.
     pub fn writes(&mut self, now: Time) -> Writes {
         let mut writes = Writes::default();
-        for key in std::mem::take(&mut self.dirty) {
-            let Some(object) = self.objects.get(&key) else { continue };
+        let dirty = std::mem::take(&mut self.dirty).into_iter();
+        let mut dirty: Vec<(ObjectKey, &Arc<Object>)> =
+            dirty.filter_map(|key| Some((key.clone(), self.objects.get(&key)?))).collect();
+        // As they arrived: of two jobs of one moment the first gets the first PodGroup, whatever their names are.
+        dirty.sort_by_key(|(_, object)| (object.metadata.creation, object.metadata.resource_version));
+        for (key, object) in dirty {
             match key.kind {
                 Kind::Job => {
                     let pods = self.pods_of_job.get(&object.metadata.uid);

@@ -511,3 +511,34 @@ fn amounts_that_no_one_has_are_counted_without_overflow() {
         .only(Kind::PodGroup);
     assert_eq!(group.spec["minResources"], json!({ "nvidia.com/gpu": "9223372036854775807" }));
 }
+
+#[test]
+fn jobs_of_one_moment_keep_the_order_in_which_they_were_applied() {
+    let job = |name: &str| {
+        format!(
+            "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {{name: {name}}}\nspec:\n  schedulerName: phalanx\n  \
+             tasks:\n    - name: worker\n      replicas: 1\n      template:\n        spec:\n          containers:\n            \
+             - {{name: main, image: none}}\n---\n"
+        )
+    };
+    let names = ["zebra", "ant", "mouse", "bee"];
+    let parsed = parse(&names.map(job).concat(), "f.yaml");
+    assert!(!parsed.has_errors(), "{:?}", parsed.diagnostics);
+    let mut store = Store::new(10_000);
+    let mut jobs = Jobs::new();
+    for (at, object) in parsed.objects.into_iter().enumerate() {
+        store.mutate(Mutation::Create(Box::new(object)), Time(7), &format!("u{at}")).unwrap();
+    }
+    for change in store.changes_since(0, usize::MAX).unwrap() {
+        jobs.change(&change);
+    }
+    for (at, mutation) in jobs.writes(Time(7)).mutations.into_iter().enumerate() {
+        store.mutate(mutation, Time(7), &format!("w{at}")).unwrap();
+    }
+    // As they are read back after a restart: by key, with nothing but their creation time.
+    let (mut groups, _) = store.list(Some(Kind::PodGroup));
+    groups.sort_by_key(|group| group.metadata.creation);
+    let owners: Vec<String> =
+        groups.iter().filter_map(|group| Some(group.metadata.owner.as_ref()?.name.clone())).collect();
+    assert_eq!(owners, names);
+}

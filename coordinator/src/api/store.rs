@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use phalanx_common::gang::PodPhase;
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 use serde_json::{Value, json};
 
 use super::{ApiError, Change, ChangeBody, Kind, Mutation, Object, ObjectKey, Preconditions};
 
 /// Changes kept for those who watch.
-pub const DEFAULT_LOG_LENGTH: usize = 65_536;
+pub const DEFAULT_LOG_LENGTH: usize = 8_192;
 
 /// A write that is computed and not applied yet.
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ pub struct Store {
     log_length: usize,
     /// Changes up to this number are not in the log.
     forgotten: u64,
+    /// Creation time of the youngest PodGroup.
+    youngest_group: Time,
 }
 
 impl Default for Store {
@@ -65,6 +67,7 @@ impl Store {
             log: VecDeque::new(),
             log_length: log_length.max(1),
             forgotten: revision,
+            youngest_group: Time(0),
         };
         for object in objects {
             store.insert(Arc::new(object));
@@ -83,6 +86,7 @@ impl Store {
             log: VecDeque::new(),
             log_length: 1,
             forgotten: self.revision,
+            youngest_group: self.youngest_group,
         }
     }
 
@@ -117,6 +121,17 @@ impl Store {
         }
         let first = self.log.partition_point(|change| change.resource_version <= resource_version);
         Ok(self.log.iter().skip(first).take(max).cloned().collect())
+    }
+
+    /// How much is kept, by name. Without objects all of it is zero, but for the log, whose length is fixed.
+    #[must_use]
+    pub fn kept(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("objects", self.objects.len()),
+            ("uids", self.key_of_uid.len()),
+            ("owners", self.owned.len()),
+            ("log", self.log.len()),
+        ]
     }
 
     /// Forgets the log: whoever watches has a gap.
@@ -202,6 +217,9 @@ impl Store {
         let key = object.key();
         self.remove(&key);
         self.key_of_uid.insert(object.metadata.uid.clone(), key.clone());
+        if object.kind == Kind::PodGroup {
+            self.youngest_group = self.youngest_group.max(object.metadata.creation);
+        }
         if let Some(owner) = &object.metadata.owner {
             self.owned.entry(owner.uid.clone()).or_default().insert(key.clone());
         }
@@ -255,7 +273,11 @@ impl Store {
             )));
         }
         object.metadata.uid = new_uid.to_owned();
-        object.metadata.creation = now;
+        // Gangs are served by age, also after a restart, when the order of arrival is lost: no two are of one moment.
+        object.metadata.creation = match object.kind {
+            Kind::PodGroup => now.max(self.youngest_group + Millis(1)),
+            _ => now,
+        };
         object.metadata.deletion = None;
         object.status = fresh_status(object.kind);
         Ok(self.applied(object))
