@@ -5,8 +5,11 @@ use phalanx_common::ids::{LeaseId, Term};
 use phalanx_common::wire::LeaseState;
 
 use crate::action::{Action, Command};
-use crate::cluster::NodeIndex;
-use crate::core::Core;
+use crate::cluster::{EarlyEnd, NodeIndex};
+use crate::core::{Core, Timer};
+
+/// Most that a term can be ahead of ours: there are not that many starts of a coordinator.
+const MOST_AHEAD: u64 = 1 << 32;
 
 impl Core {
     /// The term of the coordinator that took over from this one, where one did: this machine does nothing any more,
@@ -42,6 +45,10 @@ impl Core {
             self.cluster.note_obedience(node);
             return;
         }
+        if known.counter - self.term.counter > MOST_AHEAD {
+            self.close_unbelievable(node, known, actions);
+            return;
+        }
         // Of two with one counter the one of the lower incarnation gives way.
         if self.cluster.node(node).obeyed && known > self.term {
             self.give_way(node, known, actions);
@@ -49,6 +56,22 @@ impl Core {
             self.raising_above = Some(known.counter);
             self.emit(Command::RaiseTerm { above: known.counter }, actions);
         }
+    }
+
+    /// Going above such a term would leave no higher ones: one damaged ledger must not end the whole cluster.
+    fn close_unbelievable(&mut self, node: NodeIndex, known: Term, actions: &mut Vec<Action>) {
+        if self.cluster.node(node).quarantine.is_some() {
+            return;
+        }
+        let until = self.now + self.settings.quarantine_ms;
+        let why = format!(
+            "its agent obeys term {known}, which no coordinator can have reached: its ledger is damaged; stop the \
+             agent, move its ledger away and start it again"
+        );
+        self.cluster.close_until(node, &why, until, EarlyEnd::No);
+        self.timers.insert((until, Timer::Quarantine(node)));
+        let message = format!("node {} takes no new pods: {why}", self.cluster.node(node).name);
+        self.emit(Command::Warn { message }, actions);
     }
 
     fn give_way(&mut self, node: NodeIndex, to: Term, actions: &mut Vec<Action>) {
