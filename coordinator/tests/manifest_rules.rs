@@ -372,6 +372,22 @@ fn named(name: &str, rest: &str) -> String {
 }
 
 #[test]
+fn what_a_binding_leaves_on_a_pod_is_not_taken_from_a_manifest() {
+    for key in ["phalanx.dev/lease-id", "phalanx.dev/term", "phalanx.dev/exactness", "phalanx.dev/gpu-uuids"]
+    {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, annotations: {{{key}: \"99.0\"}}}}\n\
+             spec: {{schedulerName: phalanx, containers: [{{name: c}}]}}\n"
+        );
+        let parsed = parse(&text, "f.yaml");
+        assert!(!parsed.has_errors(), "{:?}", parsed.diagnostics);
+        assert!(parsed.objects[0].metadata.annotations.is_empty(), "{key}");
+        let told = parsed.diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        assert!(told.contains(&format!("[{key}]: is written by the coordinator alone, ignored")), "{told}");
+    }
+}
+
+#[test]
 fn names_labels_and_annotations_are_checked() {
     refused(
         &named("Train_1", ""),
@@ -466,10 +482,13 @@ fn kinds_and_versions_are_checked() {
     );
     refused(
         "apiVersion: phalanx.dev/v1alpha1\nkind: GangPlan\nmetadata: {name: a}\n",
-        "1: error: GangPlan is written by the coordinator only",
+        "1: error: GangPlan is written by the coordinator only: remove it",
     );
-    refused("- a\n- b\n", "1: error: must be a mapping, found a list");
-    refused("just text\n", "1: error: must be a mapping, found \"just text\"");
+    refused("- a\n- b\n", "1: error: must be an object with apiVersion, kind and metadata, found a list");
+    refused(
+        "just text\n",
+        "1: error: must be an object with apiVersion, kind and metadata, found \"just text\"",
+    );
     let parsed =
         parse("apiVersion: topology.volcano.sh/v1alpha1\nkind: HyperNode\nmetadata: {name: a}\n", "f.yaml");
     assert_eq!(parsed.diagnostics[0].to_string(), "f.yaml:1: warning: HyperNode: accepted, not honoured yet");

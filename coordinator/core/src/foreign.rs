@@ -18,6 +18,7 @@ use crate::action::{Action, Command};
 use crate::core::{Core, Pending, Timer};
 use crate::gang::GangKey;
 use crate::phase::{Phase, PhaseKind};
+use crate::terms::MOST_AHEAD;
 
 /// A plan of an earlier coordinator that was seen while this one leads. Until it is known what became of its pods the
 /// gang stands still.
@@ -132,7 +133,8 @@ impl Core {
 
     /// Reads the term on a pod. Nobody but a later leader writes a later one.
     pub(crate) fn heed_pod(&mut self, pod: &PodSpec, actions: &mut Vec<Action>) {
-        if !self.synced || pod.term <= self.term.counter || self.raising_above.is_some() {
+        let is_believable = pod.term.saturating_sub(self.term.counter) <= MOST_AHEAD;
+        if !self.synced || pod.term <= self.term.counter || !is_believable || self.raising_above.is_some() {
             return;
         }
         self.overtaken = Some(Term { counter: pod.term, incarnation: 0 });
@@ -147,7 +149,9 @@ impl Core {
     /// At a start: a term on a stored pod is of an earlier life, perhaps of a store that was set back. Ours must go
     /// above it before it means anything.
     pub(crate) fn go_above_pods(&mut self, actions: &mut Vec<Action>) {
-        let highest = self.gangs.pods.values().map(|pod| pod.spec.term).max().unwrap_or(0);
+        let terms = self.gangs.pods.values().map(|pod| pod.spec.term);
+        let believable = terms.filter(|term| term.saturating_sub(self.term.counter) <= MOST_AHEAD);
+        let highest = believable.max().unwrap_or(0);
         if highest > self.term.counter && self.raising_above.is_none_or(|asked| asked < highest) {
             self.raising_above = Some(highest);
             self.emit(Command::RaiseTerm { above: highest }, actions);

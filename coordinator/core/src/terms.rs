@@ -9,7 +9,7 @@ use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::{Core, Timer};
 
 /// Most that a term can be ahead of ours: there are not that many starts of a coordinator.
-const MOST_AHEAD: u64 = 1 << 32;
+pub(crate) const MOST_AHEAD: u64 = 1 << 32;
 
 impl Core {
     /// The term of the coordinator that took over from this one, where one did: this machine does nothing any more,

@@ -41,6 +41,8 @@ pub const MAX_NAME: usize = 253;
 /// Longest label value, namespace and container name.
 pub const MAX_LABEL: usize = 63;
 
+/// What a binding leaves on a pod.
+const WRITTEN_BY_US: [&str; 4] = [LEASE_ID, TERM, EXACTNESS, GPU_UUIDS];
 const OURS: [&str; 6] = [RUN_FOR, MIXED_GPU_MODELS, LEASE_ID, TERM, EXACTNESS, GPU_UUIDS];
 
 /// What is wrong with an object's name, if anything (RFC 1123 subdomain).
@@ -156,6 +158,11 @@ pub fn read_annotations(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String
             GROUP_NAME | QUEUE_NAME | QUEUE_NAME_LABEL => name_problem(text),
             _ => None,
         };
+        if WRITTEN_BY_US.contains(&key) {
+            // Believed, they would bind a pod that nobody bound, or end a coordinator that nobody replaced.
+            value.warn(sink, "is written by the coordinator alone, ignored");
+            continue;
+        }
         if let Some(problem) = problem {
             value.error(sink, problem);
         } else if key.starts_with("phalanx.dev/") && !OURS.contains(&key) {
