@@ -66,6 +66,7 @@ scenarios! {
     models,
     best_set,
     late_plans,
+    late_bindings,
     pods_that_never_come,
     two_coordinators,
     full_disk_on_a_node,

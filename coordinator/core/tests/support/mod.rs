@@ -16,7 +16,7 @@ use phalanx_common::plan::GangPlan;
 use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
 use phalanx_common::resources::{ResourceName, Resources, parse_quantity};
 use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseState, RefusalCause, ToAgent};
 use phalanx_core::action::{Action, Command, GangStatus};
 use phalanx_core::event::{Event, NodeSpec, Outcome};
@@ -61,6 +61,8 @@ pub struct World {
     statuses: BTreeMap<GangName, GangStatus>,
     /// Outcomes that the next Bindings get, before the API obeys again.
     bind_faults: VecDeque<String>,
+    /// Bindings that a coordinator which is dead had sent.
+    late_bindings: BTreeMap<GangName, (PodUid, u64, PodBinding)>,
     /// Actions are kept back, one `step` at a time.
     manual: bool,
     next_session: u64,
@@ -96,6 +98,7 @@ impl World {
             plans: BTreeMap::new(),
             statuses: BTreeMap::new(),
             bind_faults: VecDeque::new(),
+            late_bindings: BTreeMap::new(),
             manual: false,
             next_session: 0,
             next_version: 0,
@@ -110,7 +113,11 @@ impl World {
     fn start(&mut self) {
         self.term += 1;
         self.core = Core::new(Settings::default());
-        self.queue.clear();
+        for action in std::mem::take(&mut self.queue) {
+            if let Command::Bind { pod, name, resource_version, binding, .. } = action.command {
+                self.late_bindings.insert(name, (pod, resource_version, binding));
+            }
+        }
         self.apply(Event::Started { term: Term { counter: self.term, incarnation: self.term } });
         for event in self.stored() {
             self.apply(event);
@@ -586,7 +593,11 @@ impl World {
                 self.delete_pod(&uid);
             }
             "agent" => self.change_agent(&words),
-            "restart" => self.start(),
+            "restart" => {
+                self.now = self.now + Millis::from_seconds(words.number("after", 0));
+                self.start();
+            }
+            "late-bind" => self.late_bind(&name(words.plain[1])),
             "late-plan" => {
                 // A leader of an earlier term, dead or not, writes a plan that nobody was asked to confirm.
                 let gang = self.gangs.get(&name(words.plain[1])).unwrap();
@@ -638,6 +649,21 @@ impl World {
     }
 
     /// Performs the first action that waits, and prints what waits then.
+    /// A Binding of a dead coordinator reaches the API at last.
+    fn late_bind(&mut self, pod: &GangName) {
+        let (uid, version, binding) = self.late_bindings.remove(pod).unwrap();
+        let stored = self.pods.get(&uid);
+        let fits =
+            stored.is_some_and(|stored| stored.resource_version == version && stored.binding.is_none());
+        if fits {
+            self.touch(&uid);
+            self.pods.get_mut(&uid).unwrap().binding = Some(binding);
+            self.apply_stored(&uid);
+        }
+        let what = if fits { "binds its pod" } else { "meets a conflict" };
+        writeln!(self.out, "the late Binding of {} {what}", pod.name).unwrap();
+    }
+
     fn step(&mut self) {
         self.manual = true;
         self.cycle();
