@@ -84,7 +84,7 @@ const GPUS_PER_NODE: usize = 8;
 const LIFE_MS: u64 = 60_000;
 const QUEUE: &str = "churn";
 /// The longest deadline of a gang: after it nothing may be left of one that is gone.
-const LAST_DEADLINE_MS: u64 = 125_000;
+const LAST_DEADLINE_MS: u64 = 130_000;
 
 fn inventory(node: usize) -> Inventory {
     let gpu = |at: usize| Gpu {
