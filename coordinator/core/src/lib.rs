@@ -30,6 +30,7 @@ mod predicates;
 mod queue;
 pub mod reason;
 mod recover;
+mod refuse;
 mod replies;
 mod required;
 mod round;

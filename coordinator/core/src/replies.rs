@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use phalanx_common::gang::{PodBinding, PodSpec};
-use phalanx_common::ids::{ActionId, GpuId, LeaseId, NodeName, PodUid};
+use phalanx_common::ids::{ActionId, LeaseId, NodeName, PodUid};
 use phalanx_common::planted::{self, Bug};
-use phalanx_common::topology::ProbeState;
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseState, RefusalCause, ToAgent};
+use phalanx_common::wire::{FromAgent, Hello, LeaseReport, LeaseState, ToAgent};
 
 use crate::action::{Action, Command};
 use crate::cluster::{EarlyEnd, NodeIndex};
@@ -19,12 +18,6 @@ use crate::phase::{BindState, Phase, Step};
 /// A Binding that the API refused for good is tried again this many resend times later: it must not
 /// win every cycle.
 const REFUSED_BINDING_FACTOR: u64 = 10;
-/// Nodes that may refuse a member of one round; then the gang waits and is planned anew.
-const MOST_NODES_TRIED: usize = 16;
-/// As many where the request itself is refused: they will all say the same, unless one is mistaken.
-const MOST_NODES_ASKED_ALIKE: usize = 3;
-/// Most doublings of the wait after a refused placement.
-const MOST_DOUBLINGS: u32 = 4;
 
 impl Core {
     pub(crate) fn agent_connected(&mut self, session: u64, hello: Hello, actions: &mut Vec<Action>) {
@@ -147,138 +140,6 @@ impl Core {
         } else {
             self.lease_lost(id, false, now, actions);
         }
-    }
-
-    fn refused(
-        &mut self,
-        node: NodeIndex,
-        id: LeaseId,
-        cause: &RefusalCause,
-        now: Time,
-        actions: &mut Vec<Action>,
-    ) {
-        let Some(lease) = self.leases.leases.get(&id) else { return };
-        if let RefusalCause::StaleTerm(term) = cause {
-            self.heed_term(node, *term, actions);
-            return;
-        }
-        let is_gone = lease.wanted == LeaseState::Gone;
-        if matches!(cause, RefusalCause::Disk(_)) && (is_gone || lease.known == Some(LeaseState::Reserved)) {
-            // The promise stands; writing it down, or that it ends, is tried again by the resend timer. Until it is
-            // done nothing more is asked of the node.
-            let key = lease.gang.filter(|_| !is_gone);
-            let pod = lease.request.pod_name.clone();
-            let until = now + self.settings.quarantine_ms;
-            self.cluster.close_until(node, &cause.to_string(), until, EarlyEnd::Disk);
-            self.timers.insert((until, Timer::Quarantine(node)));
-            let why = format!("node {} refused pod {pod}: {cause}", self.cluster.node(node).name);
-            if let Some(gang) = key.and_then(|key| self.gangs.gangs.get_mut(&key)) {
-                gang.refused = Some(Arc::from(why));
-            }
-            return;
-        }
-        if is_gone {
-            return;
-        }
-        if let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {
-            let name = &self.cluster.node(node).name;
-            gang.refused =
-                Some(Arc::from(format!("node {name} refused pod {}: {cause}", lease.request.pod_name)));
-        }
-        let budget = self.settings.refusal_budget;
-        let until = now + self.settings.quarantine_ms;
-        // A request that does not add up is no fault of the node; nor is a promise that comes too late for
-        // a pod which is there already.
-        let is_bound = self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.spec.binding.is_some());
-        if let (true, RefusalCause::UnknownGpu(gpu)) = (is_bound, cause) {
-            self.evict_void(node, id, *gpu, actions);
-        }
-        let is_nodes_fault = !is_bound && !matches!(cause, RefusalCause::Malformed(_));
-        let is_full = matches!(cause, RefusalCause::Short(name, ..) if &**name == LEASE_BYTES);
-        let closes = if is_full && !is_bound {
-            let why = format!("{cause}; it opens when a pod there ends");
-            let is_new = self.cluster.node(node).quarantine.is_none();
-            self.cluster.close_until(node, &why, until, EarlyEnd::Release);
-            is_new
-        } else {
-            is_nodes_fault && self.cluster.count_refusal(node, budget, cause, until)
-        };
-        self.timers.insert((until, Timer::Quarantine(node)));
-        if closes {
-            let times = if is_full { "a reservation".to_owned() } else { format!("{budget} times in a row") };
-            let message = format!(
-                "node {} refused {times} and takes no new pods for {}; the last cause: {cause}",
-                self.cluster.node(node).name,
-                self.settings.quarantine_ms
-            );
-            self.emit(Command::Warn { message }, actions);
-        }
-        let is_malformed = matches!(cause, RefusalCause::Malformed(_));
-        self.lease_lost(id, is_malformed, now, actions);
-    }
-
-    /// The agent has no lease of a bound pod and not the GPU that it names: a board was swapped. The pod can never
-    /// start there. Where nothing of the node can be read this proves nothing.
-    fn evict_void(&mut self, node: NodeIndex, id: LeaseId, gpu: GpuId, actions: &mut Vec<Action>) {
-        let Some(lease) = self.leases.leases.get(&id) else { return };
-        let Some(pod) = self.gangs.pods.get(lease.pod()).filter(|pod| !pod.spec.deleting) else { return };
-        let node = self.cluster.node(node);
-        let lacks = node.agent.as_ref().is_some_and(|agent| {
-            let gpus = &agent.inventory.gpus;
-            let reads = agent.inventory.state == ProbeState::Ready && !gpus.is_empty();
-            reads && gpus.iter().all(|known| known.id != gpu)
-        });
-        if lacks {
-            let cause = RefusalCause::UnknownGpu(gpu);
-            let cause = Arc::from(format!("its lease on node {} is void: {cause}", node.name));
-            let (pod, name) = (lease.pod().clone(), pod.spec.name.clone());
-            self.emit(Command::Evict { pod, name, cause }, actions);
-        }
-    }
-
-    /// A lease that was wanted is not to be had. `everywhere`: hardly any other node will have it either.
-    pub(crate) fn lease_lost(&mut self, id: LeaseId, everywhere: bool, now: Time, actions: &mut Vec<Action>) {
-        let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        let (node, uid) = (lease.node, lease.pod().clone());
-        let bound = self.gangs.pods.get(&uid).is_some_and(|pod| pod.spec.binding.is_some());
-        let Some(key) = lease.gang else { return };
-        if bound {
-            // The pod is there, whatever its agent says: the lease is asked for again until it is known.
-            let refused = lease.refused + 1;
-            self.lease_known(id, None);
-            if let Some(lease) = self.leases.leases.get_mut(&id) {
-                lease.refused = refused;
-            }
-            return;
-        }
-        let retry_at = self.retry_at(key, now);
-        let round = self.gangs.gangs.get_mut(&key).and_then(|gang| gang.phase.round_mut());
-        let Some(round) =
-            round.filter(|round| round.members.get(&uid).is_some_and(|member| member.lease == id))
-        else {
-            self.end_lease(id);
-            return;
-        };
-        match round.step {
-            Step::Reserving => {
-                round.excluded.insert(node);
-                let most = if everywhere { MOST_NODES_ASKED_ALIKE } else { MOST_NODES_TRIED };
-                if round.excluded.len() >= most {
-                    self.drop_round(key, retry_at, actions);
-                } else {
-                    self.end_lease(id);
-                    self.replace_member(key, &uid, retry_at, actions);
-                }
-            }
-            Step::Committing | Step::Arming => self.drop_round(key, retry_at, actions),
-            Step::Binding => self.lease_known(id, None),
-        }
-    }
-
-    /// When a gang is tried again after a refusal: later each time, so that no cause whatever makes a fast loop.
-    fn retry_at(&self, key: GangKey, now: Time) -> Time {
-        let drops = self.gangs.gangs.get(&key).map_or(0, |gang| gang.drops_in_row);
-        now + Millis(self.settings.resend_ms.0 << drops.min(MOST_DOUBLINGS))
     }
 
     pub(crate) fn action_done(

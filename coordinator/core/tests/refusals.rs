@@ -4,10 +4,35 @@
 
 mod support;
 
+use phalanx_common::wire::RefusalCause;
 use support::{CAUSES, World};
 
 /// Seconds of each run.
 const SECONDS: u64 = 600;
+
+/// A new cause does not compile here before it is among those of the tests.
+fn kind(cause: &RefusalCause) -> &'static str {
+    match cause {
+        RefusalCause::Released => "Released",
+        RefusalCause::UnknownLease => "UnknownLease",
+        RefusalCause::UnknownGpu(_) => "UnknownGpu",
+        RefusalCause::Unhealthy(..) => "Unhealthy",
+        RefusalCause::Held(..) => "Held",
+        RefusalCause::PodHasLease(_) => "PodHasLease",
+        RefusalCause::Short(..) => "Short",
+        RefusalCause::Malformed(_) => "Malformed",
+        RefusalCause::Disk(_) => "Disk",
+        // A later leader: see the scenario of two coordinators.
+        RefusalCause::StaleTerm(_) => "StaleTerm",
+    }
+}
+
+#[test]
+fn every_cause_is_tried() {
+    for cause in CAUSES {
+        assert_eq!(kind(&support::cause(cause, "n1")), cause);
+    }
+}
 
 fn count(printed: &str, start: &str) -> usize {
     printed.lines().filter(|line| line.starts_with(start)).count()

@@ -520,7 +520,7 @@ pub const CAUSES: [&str; 9] = [
     "Disk",
 ];
 
-fn cause(kind: &str, node: &str) -> RefusalCause {
+pub fn cause(kind: &str, node: &str) -> RefusalCause {
     let (gpu, lease) = (gpu_id(node, 2), LeaseId { term: 0, serial: 9 });
     match kind {
         "Released" => RefusalCause::Released,
