@@ -395,7 +395,7 @@ impl World {
         let event = if stopped {
             Event::PodStopped { pod }
         } else {
-            let succeeded = !(self.faults && self.random.per_mille(100));
+            let succeeded = !self.goes_wrong(self.rates.pods_fail);
             Event::PodEnded { pod, succeeded }
         };
         self.apply_agent(node, event);

@@ -85,7 +85,12 @@ impl World {
         match landed {
             Landed::Second(mutation) => {
                 flight.second = Some(*mutation);
+                let incarnation = flight.incarnation;
                 self.launch(flight);
+                // Between what was read and what is written by it.
+                if self.goes_wrong(self.rates.coordinator_crash) {
+                    self.crash_coordinator(incarnation);
+                }
             }
             Landed::Again => {
                 flight.conflicts += 1;

@@ -21,6 +21,8 @@ pub struct Rates {
     pub agent_crash: u32,
     /// The coordinator crashes, per event.
     pub coordinator_crash: u32,
+    /// A pod that ends has failed.
+    pub pods_fail: u32,
     /// A ledger cannot be written.
     pub disk: u32,
     /// A write of a dead coordinator lands all the same.
@@ -66,6 +68,34 @@ pub struct Rates {
 }
 
 impl Rates {
+    /// In some seeds one kind of trouble is much more frequent: what needs two rare things at once is reached too.
+    fn emphasize(&mut self, random: &mut Random) {
+        match random.between(0, 11) {
+            // An API that fails again and again.
+            0 | 1 => {
+                self.api.timed_out_not_done = 250;
+                self.api.timed_out_but_done = 120;
+                self.api.refused = 150;
+                self.api_away = 6;
+            }
+            // Leaders that die in the middle of everything, and whose calls live on.
+            2 => {
+                self.coordinator_crash = 30;
+                self.survival = 900;
+                self.away_ms = 2_000;
+            }
+            // Leaders that take over from each other, while agents hold on to the old ones.
+            3 if self.ledger_torn == 0 => {
+                self.coordinator_pause = 12;
+                self.take_over = 900;
+                self.partition = 6;
+            }
+            // Pods that fail.
+            4 | 5 => self.pods_fail = 500,
+            _ => {}
+        }
+    }
+
     /// Rates of a seed. Each fault is absent from some seeds, so that no fault hides another.
     #[must_use]
     pub fn drawn(random: &mut Random) -> Self {
@@ -85,13 +115,14 @@ impl Rates {
             watch_gap: draw(60),
         };
         let ledger_torn = if draw(1000) > 650 { draw(300) } else { 0 };
-        Self {
+        let mut rates = Self {
             loss: draw(60),
             duplicate: draw(120),
             late: draw(150),
             link_break: draw(15),
             agent_crash: draw(15),
             coordinator_crash: draw(12),
+            pods_fail: draw(300),
             disk: draw(150),
             survival: draw(900),
             survival_ms: u64::from(draw(20_000)).max(50),
@@ -115,7 +146,9 @@ impl Rates {
             clock_drift: draw(50),
             clock_skew_ms: u64::from(draw(10_000)),
             api,
-        }
+        };
+        rates.emphasize(random);
+        rates
     }
 }
 

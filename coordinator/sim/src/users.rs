@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_common::ids::PodUid;
+use phalanx_common::ids::{GangName, PodUid};
 use phalanx_coordinator::api::store::node_name;
 use phalanx_coordinator::api::{Kind, Mutation, Object, ObjectKey, Preconditions};
 use serde_json::{Value, json};
 
 use crate::checkers::liveness::{is_done, short_of_pods};
 use crate::coverage::Fault;
-use crate::workload::{Change, NAMESPACE, Step};
+use crate::workload::{Change, NAMESPACE, Step, bound_pod};
 use crate::world::{Happening, World};
 
 /// So often users look after what they left incomplete.
@@ -44,6 +44,10 @@ impl World {
 
     /// Another scheduler binds a pod that waits.
     fn bind_by_hand(&mut self, choice: u64) {
+        if choice % 2 == 0 {
+            self.add_bound_pod(choice);
+            return;
+        }
         let (pods, _) = self.api.store.list(Some(Kind::Pod));
         let waiting: Vec<_> = pods.iter().filter(|pod| node_name(pod).is_none()).collect();
         let at = usize::try_from(choice >> 8).unwrap_or(0) % waiting.len().max(1);
@@ -56,6 +60,24 @@ impl World {
         let (key, node, annotations) = (pod.key(), "plain".to_owned(), BTreeMap::new());
         self.as_user(Mutation::Bind { key, preconditions, node, annotations });
         self.api_changed();
+    }
+
+    /// A pod of a gang is made that names its node itself.
+    fn add_bound_pod(&mut self, choice: u64) {
+        let is_over = |gang: &&GangName| {
+            let mut pods = self.facts.pods.values().filter(|pod| pod.gang == **gang);
+            pods.clone().next().is_some() && pods.all(|pod| pod.phase.is_terminal())
+        };
+        let all = self.facts.groups.keys();
+        let mut gangs: Vec<GangName> = all.clone().filter(is_over).cloned().collect();
+        if gangs.is_empty() {
+            gangs = all.cloned().collect();
+        }
+        let at = usize::try_from(choice >> 8).unwrap_or(0) % gangs.len().max(1);
+        let Some(gang) = gangs.get(at) else { return };
+        self.note(Fault::BoundByHand);
+        self.facts.bound_by_hand.insert(gang.clone());
+        self.create(bound_pod(&format!("by-hand-{}", choice >> 40), &gang.name));
     }
 
     fn create(&mut self, object: Object) {

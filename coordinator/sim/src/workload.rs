@@ -118,12 +118,12 @@ impl Workload {
         for number in 0..gangs {
             workload.draw_gang(random, number, within_ms);
         }
-        for _ in 0..random.between(0, 4) {
+        for _ in 0..random.between(0, 6) {
             let at = random.between(0, within_ms);
             workload.steps.push((Time(at), Step::DeleteSomePod(random.bits())));
         }
-        if workload.has_plain_node && random.per_mille(400) {
-            for _ in 0..random.between(1, 4) {
+        if workload.has_plain_node && random.per_mille(500) {
+            for _ in 0..random.between(1, 5) {
                 let at = random.between(0, within_ms);
                 workload.steps.push((Time(at), Step::BindSomePod(random.bits())));
             }
@@ -282,8 +282,9 @@ impl Workload {
                     20
                 },
             );
+            // Who is made after the faults have stopped would miss the deletion of those that run for ever.
             self.steps.push((
-                Time(plan.at + late),
+                Time((plan.at + late).min(within_ms)),
                 if is_added { Step::AddPod(Box::new(pod)) } else { Step::Create(Box::new(pod)) },
             ));
             names.push(name);
@@ -303,6 +304,16 @@ impl Workload {
         self.steps.push((Time(plan.at), Step::Create(Box::new(pod))));
         self.finish(random, plan, Kind::Pod, std::slice::from_ref(&plan.name));
     }
+}
+
+/// A pod that is bound to the node without an agent from the beginning.
+pub(crate) fn bound_pod(name: &str, gang: &str) -> Object {
+    let container = json!({ "name": "main", "image": "example/image" });
+    let spec = json!({ "schedulerName": "phalanx", "nodeName": "plain", "containers": [container] });
+    let mut pod = Object::new(Kind::Pod, NAMESPACE, name).with_spec(spec);
+    pod.metadata.annotations.insert(GROUP_NAME.to_owned(), gang.to_owned());
+    pod.metadata.annotations.insert(RUN_FOR.to_owned(), "5s".to_owned());
+    pod
 }
 
 fn annotate(object: &mut Object, plan: &Plan) {

@@ -112,6 +112,8 @@ pub struct Report {
     pub counts: BTreeMap<String, u64>,
     /// Steps done.
     pub steps: u64,
+    /// Actions and writes of coordinators.
+    pub actions: u64,
     /// What the coordinators did, one after the other, as `phalanx-coordinator replay` reads it; where it was asked for.
     pub recording: Vec<u8>,
 }
@@ -175,6 +177,7 @@ pub fn run(options: Options) -> Report {
         lines: world.log.lines().to_vec(),
         counts: world.log.counts,
         steps,
+        actions: world.actions_done,
         recording: world.recordings.text(),
     }
 }
