@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::amounts::Amounts;
 use crate::core::Core;
-use crate::phase::{Phase, PhaseKind};
+use crate::phase::{Member, Phase, PhaseKind};
 
 /// Checks the ledger and the gangs.
 ///
@@ -91,9 +91,13 @@ fn check_gangs(core: &Core) -> Result<(), String> {
         let tally = core.gangs.tally(&gang.spec.name);
         let kind = gang.phase.kind();
         let volatile = matches!(kind, PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming);
-        // Pods that another coordinator bound are none of the round's any more.
-        let is_bound = |uid| core.gangs.pods.get(uid).is_some_and(|pod| pod.is_live());
-        let has_bound = gang.phase.round().is_some_and(|round| round.members.keys().any(is_bound));
+        // Pods that somebody else bound are none of the round's any more, unless to just the place that the round has
+        // for them, without a lease.
+        let is_bound = |(uid, member): (_, &Member)| {
+            let is_local = core.leases.leases.get(&member.lease).is_some_and(|lease| lease.local);
+            !is_local && core.gangs.pods.get(uid).is_some_and(|pod| pod.is_live())
+        };
+        let has_bound = gang.phase.round().is_some_and(|round| round.members.iter().any(is_bound));
         if volatile && matches!(gang.phase, Phase::Placing(_)) && has_bound {
             return Err(format!(
                 "gang {}: {} pods bound in phase {}",

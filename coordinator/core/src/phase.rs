@@ -163,16 +163,17 @@ impl PhaseKind {
             Admitted, Arming, Binding, Committing, Degraded, Evicting, Finished, Queued, Reserving, Running,
         };
         match self {
-            // Binding, Running and Degraded follow Queued only where a start finds them in API and ledgers.
+            // Binding, Running and Degraded follow Queued only where a start finds them in API and ledgers, or another
+            // coordinator left them; Running and Degraded follow Admitted where somebody else binds its pods.
             Queued => &[Admitted, Binding, Running, Degraded, Finished],
             Admitted => &[Queued, Reserving, Running, Degraded, Finished],
-            Reserving => &[Queued, Admitted, Committing],
-            Committing => &[Queued, Admitted, Arming],
-            Arming => &[Queued, Admitted, Binding],
-            Binding => &[Running, Degraded, Evicting, Queued],
+            Reserving => &[Admitted, Committing],
+            Committing => &[Admitted, Arming],
+            Arming => &[Admitted, Binding],
+            Binding => &[Running, Degraded, Evicting],
             Running => &[Degraded, Evicting, Finished, Queued],
             Degraded => &[Running, Evicting, Finished, Queued],
-            Evicting => &[Queued, Running, Finished],
+            Evicting => &[Queued, Running],
             Finished => &[Queued, Running, Degraded],
         }
     }
