@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
 use crate::cluster::Cluster;
 use crate::look::{Seen, settles};
+use crate::random::Random;
 use crate::rounds::setting;
 use crate::support::wait_for;
 use crate::workload::{PATIENCE, job};
@@ -42,18 +43,21 @@ fn time() {
     let mut cluster = Cluster::new(3);
     let mut seen = Seen::default();
     let mut times = Vec::new();
+    let mut random = Random::new(setting("PHALANX_CHAOS_SEED", 1));
     cluster.start(Some("planned"), None);
     for round in 0..rounds {
+        // Agents learn of a restart with the next packet they send: when that is must be left to chance.
+        std::thread::sleep(Duration::from_millis(random.between(0, 2_000)));
         // The gang needs every node: all agents must be back before it can be placed.
         let name = format!("gang{round}");
         cluster.coordinator.try_apply(&job(&name, 3, 4));
         cluster.coordinator.process.as_mut().unwrap().dies("planned");
         let died_ms = now_ms();
-        let before = recordings(&cluster.coordinator.state_dir).len();
+        let before = recordings(&cluster.coordinator.state_dir).pop();
         cluster.restart_coordinator();
         cluster.coordinator.wait_until_ready();
         let reserved_ms = wait_for("a Reserve", || {
-            let is_new = recordings(&cluster.coordinator.state_dir).len() > before;
+            let is_new = recordings(&cluster.coordinator.state_dir).pop() != before;
             is_new.then(|| first_reserve_ms(&cluster.coordinator.state_dir)).flatten()
         });
         times.push(reserved_ms.saturating_sub(died_ms));
