@@ -76,7 +76,8 @@ impl Confirmed {
 
 /// Writes of every sort.
 async fn work(api: &EmbeddedApi, confirmed: &mut Confirmed) {
-    for name in ["a", "b", "c"] {
+    // Enough for pages to be split, so that a write moves what others wrote.
+    for name in ["a", "b", "c", "p", "m", "r", "d", "q", "k", "s", "e"] {
         confirmed.heard(key(name), false, api.mutate(create(name)).await);
     }
     if let Ok(term) = api.raise_term(0).await {
@@ -119,7 +120,7 @@ async fn filled() -> (Disk, Confirmed) {
     let api = open(&disk).unwrap();
     let mut confirmed = Confirmed::default();
     work(&api, &mut confirmed).await;
-    assert_eq!((confirmed.objects.len(), confirmed.open.len(), confirmed.term), (14, 0, 2));
+    assert_eq!((confirmed.objects.len(), confirmed.open.len(), confirmed.term), (22, 0, 2));
     drop(api);
     (disk, confirmed)
 }
@@ -206,19 +207,31 @@ async fn all_or_refused(bytes: Vec<u8>, whole: &Disk, confirmed: &Confirmed, con
 
 #[tokio::test]
 async fn a_flipped_bit_is_harmless_or_found() {
-    let (whole, confirmed) = filled().await;
+    let (closed, confirmed) = filled().await;
+    check_flips(&closed, &confirmed, 61).await;
+    // And a file that was never closed: its other slot holds the write before the last one.
+    let open_disk = Disk::default();
+    let api = open(&open_disk).unwrap();
+    let mut confirmed = Confirmed::default();
+    work(&api, &mut confirmed).await;
+    let late = api.mutate(create("late")).await.unwrap();
+    confirmed.objects.insert(late.key(), late);
+    check_flips(&open_disk.crashed(|| Kept::Lost), &confirmed, 151).await;
+}
+
+async fn check_flips(whole: &Disk, confirmed: &Confirmed, step: usize) {
     let bytes = whole.bytes();
     // The header bit by bit where it holds something, and a sample of the rest.
     let bits = |at: usize| if bytes[at] == 0 { 7..8 } else { 0..8 };
     let header = (0..320_usize).flat_map(|at| bits(at).map(move |bit| (at, bit)));
     let used: Vec<usize> = (320..bytes.len()).filter(|at| bytes[*at] != 0).collect();
-    let rest = used.iter().step_by(29).map(|at| (*at, at % 8));
+    let rest = used.iter().step_by(step).map(|at| (*at, at % 8));
     let mut refused = 0;
     for (at, bit) in header.chain(rest) {
         let mut flipped = bytes.clone();
         flipped[at] ^= 1 << bit;
         let context = format!("bit {bit} of byte {at}");
-        refused += u32::from(!all_or_refused(flipped, &whole, &confirmed, &context).await);
+        refused += u32::from(!all_or_refused(flipped, whole, confirmed, &context).await);
     }
     assert!(refused > 100, "only {refused} flips were found: the test flips where nothing is");
 }
@@ -249,6 +262,45 @@ async fn an_older_file_is_refused_until_somebody_accepts_the_loss() {
     assert!(text.contains("remove /memory/objects.confirmed to go on without"), "{text}");
     let api = open(&Disk::with(old, None)).unwrap();
     assert_eq!(objects(&api).await.into_keys().collect::<Vec<_>>(), [key("kept")]);
+}
+
+#[test]
+fn a_store_of_another_format_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("objects.redb");
+    let meta = redb::TableDefinition::<&str, &str>::new("meta");
+    for format in ["1", "3"] {
+        let database = redb::Database::create(&file).unwrap();
+        let transaction = database.begin_write().unwrap();
+        transaction.open_table(meta).unwrap().insert("format", format).unwrap();
+        transaction.commit().unwrap();
+        drop(database);
+        let text = EmbeddedApi::open(&file).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            format!(
+                "{}: written in format {format:?}, and this version reads format 2; use the version that wrote it, or \
+                 move the file away",
+                file.display()
+            )
+        );
+        assert!(file.exists());
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_moved_away_while_it_is_used_is_written_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("objects.redb");
+    let api = EmbeddedApi::open(&file).unwrap();
+    api.mutate(create("first")).await.unwrap();
+    std::fs::rename(&file, directory.path().join("away")).unwrap();
+    api.mutate(create("second")).await.unwrap();
+    let (cluster, before) = (api.cluster_id(), objects(&api).await);
+    drop(api);
+    let api = EmbeddedApi::open(&file).unwrap();
+    assert_eq!((api.cluster_id(), objects(&api).await.len()), (cluster, 2));
+    assert_eq!(objects(&api).await, before);
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ pub struct Endpoints {
 
 /// The file could not be written.
 #[derive(Debug, Error)]
-#[error("{file}: {cause}; make the state directory writable")]
+#[error("{file}: {cause}; the state directory must be writable and its disk have space")]
 pub struct EndpointsError {
     file: PathBuf,
     cause: std::io::Error,
@@ -55,7 +55,11 @@ impl Endpoints {
             fs::File::create(&temporary)?.write_all(&text)?;
             fs::rename(&temporary, &file)
         };
-        write().map_err(|cause| EndpointsError { file: file.clone(), cause })?;
+        write().map_err(|cause| {
+            // One for each start that failed would fill the directory.
+            let _ = fs::remove_file(&temporary);
+            EndpointsError { file: file.clone(), cause }
+        })?;
         Ok(endpoints)
     }
 

@@ -25,8 +25,8 @@ pub enum Fault {
     Dead,
 }
 
-pub const FAULTS: [Fault; 5] =
-    [Fault::WriteRefused, Fault::WriteTorn, Fault::SyncLost, Fault::Full, Fault::Dead];
+/// Those that a process survives; it cannot see more of a dead disk than of a full one.
+pub const FAULTS: [Fault; 4] = [Fault::WriteRefused, Fault::WriteTorn, Fault::SyncLost, Fault::Full];
 
 #[derive(Clone, Debug)]
 enum Change {

@@ -295,11 +295,12 @@ impl Medium for DiskFile {
         let line = format!("{body} crc32={:08x}\n", crc32fast::hash(body.as_bytes()));
         if self.witness.is_none() {
             let path = self.witness();
-            self.witness = File::options().create(true).truncate(false).write(true).open(&path).ok();
+            // What an earlier cluster left may be longer.
+            let cut = |file: File| file.set_len(line.len() as u64).map(|()| file);
+            let opened = File::options().create(true).truncate(false).write(true).open(&path);
+            self.witness = opened.and_then(cut).ok();
         }
-        let written = self.witness.as_ref().map(|witness| {
-            witness.write_all_at(line.as_bytes(), 0).and_then(|()| witness.set_len(line.len() as u64))
-        });
+        let written = self.witness.as_ref().map(|witness| witness.write_all_at(line.as_bytes(), 0));
         if !matches!(written, Some(Ok(()))) {
             tracing::debug!(file = %self.witness().display(), "the last confirmed write could not be noted");
             self.witness = None;
