@@ -1,5 +1,9 @@
 //! May a gang be admitted: its queue, its priority class, its quota, and whether its pods exist.
 
+use std::sync::Arc;
+
+use phalanx_common::gang::PodPhase;
+
 use crate::amounts::Amounts;
 use crate::core::{Core, Timer};
 use crate::gang::{Gang, GangKey, OrderKey};
@@ -121,7 +125,8 @@ impl Core {
 
     pub(crate) fn check_pods(&self, gang: &Gang, required: &Required) -> Result<(), Reason> {
         let exist = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
-        if exist >= required.minimum && exist > 0 {
+        let short = self.short_task(gang, required);
+        if exist >= required.minimum && exist > 0 && short.is_none() {
             return Ok(());
         }
         let blocked = self
@@ -133,15 +138,22 @@ impl Core {
             let (pod, field) = (pod.spec.name.name.clone(), blocker.field.clone());
             return Err(Reason::PodBlocked { pod, field, message: blocker.message.clone() });
         }
-        let minima = task_minima(&gang.spec);
-        let short = minima.into_iter().find_map(|(task, minimum)| {
-            let have = required.pods.iter().filter(|candidate| candidate.task == *task).count();
-            let have = u32::try_from(have).unwrap_or(u32::MAX);
-            (have < minimum).then(|| (task.clone(), have, minimum))
-        });
         Err(match short {
             Some((task, exist, minimum)) => Reason::TooFewPods { exist, minimum, task: Some(task) },
             None => Reason::TooFewPods { exist, minimum: required.minimum, task: None },
+        })
+    }
+
+    /// A task of which fewer pods can be placed, or have ended well, than its minimum: whatever is bound of the rest
+    /// would never make the gang whole.
+    fn short_task(&self, gang: &Gang, required: &Required) -> Option<(Arc<str>, u32, u32)> {
+        task_minima(&gang.spec).into_iter().find_map(|(task, minimum)| {
+            let placed = required.pods.iter().filter(|candidate| candidate.task == *task).count();
+            let pods = self.gangs.pods_of(&gang.spec.name);
+            let ended =
+                pods.filter(|(_, pod)| pod.spec.task == *task && pod.spec.phase == PodPhase::Succeeded);
+            let have = u32::try_from(placed + ended.count()).unwrap_or(u32::MAX);
+            (have < minimum).then(|| (task.clone(), have, minimum))
         })
     }
 }

@@ -146,13 +146,13 @@ impl Core {
         self.emit(Command::Warn { message }, actions);
     }
 
-    /// At a start: a term on a stored pod is of an earlier life, perhaps of a store that was set back. Ours must go
-    /// above it before it means anything.
-    pub(crate) fn go_above_pods(&mut self, actions: &mut Vec<Action>) {
-        let terms = self.gangs.pods.values().map(|pod| pod.spec.term);
-        let believable = terms.filter(|term| term.saturating_sub(self.term.counter) <= MOST_AHEAD);
-        let highest = believable.max().unwrap_or(0);
-        if highest > self.term.counter && self.raising_above.is_none_or(|asked| asked < highest) {
+    /// At a start nothing that is stored is of our term. Where it is, or of a later one, the store was set back: ours
+    /// must go above it, or what we write could not be told from what an earlier leader wrote.
+    pub(crate) fn go_above_stored(&mut self, plans: &[GangPlan], actions: &mut Vec<Action>) {
+        let pods = self.gangs.pods.values().map(|pod| pod.spec.term);
+        let highest = pods.chain(plans.iter().map(|plan| plan.term)).max().unwrap_or(0);
+        let is_ours_or_later = highest > 0 && highest >= self.term.counter;
+        if is_ours_or_later && self.raising_above.is_none_or(|asked| asked < highest) {
             self.raising_above = Some(highest);
             self.emit(Command::RaiseTerm { above: highest }, actions);
         }

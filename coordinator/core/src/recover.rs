@@ -37,6 +37,7 @@ impl Core {
         }
         let plans = std::mem::take(&mut self.plans_found);
         let planned: BTreeSet<GangKey> = plans.iter().filter_map(|plan| self.gangs.key(&plan.gang)).collect();
+        self.go_above_stored(&plans, actions);
         for plan in plans {
             self.resume_plan(&plan, actions);
         }
@@ -48,7 +49,6 @@ impl Core {
         for (node, reports) in std::mem::take(&mut self.reports) {
             self.reconcile(node, reports, actions);
         }
-        self.go_above_pods(actions);
         self.touched.extend(self.gangs.gangs.keys().copied());
     }
 
@@ -189,7 +189,7 @@ impl Core {
         let runs = self.is_satisfied(key);
         let phase = if runs { Phase::Running { round: Some(round) } } else { Phase::Placing(round) };
         self.set_phase(key, phase);
-        self.put_plan(key, actions);
+        self.adopt_plan(key, actions);
     }
 
     /// Brings what an agent holds and what is known here together. What it only promised to an earlier

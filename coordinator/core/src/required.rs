@@ -61,6 +61,13 @@ impl Core {
             return Required { pods: candidates, minimum, all };
         }
         let mut left = task_minima(&gang.spec);
+        for (_, pod) in self.gangs.pods_of(&gang.spec.name) {
+            if let Some(count) =
+                left.get_mut(&pod.spec.task).filter(|_| pod.spec.phase == PodPhase::Succeeded)
+            {
+                *count = count.saturating_sub(1);
+            }
+        }
         let (mut first, mut rest) = (Vec::new(), Vec::new());
         for candidate in candidates {
             match left.get_mut(&candidate.task) {

@@ -132,6 +132,19 @@ impl Core {
         self.set_step(key, Step::Committing);
     }
 
+    /// Makes the plan of an earlier leader ours, as soon as our term can be told from that leader's.
+    pub(crate) fn adopt_plan(&mut self, key: GangKey, actions: &mut Vec<Action>) {
+        if self.raising_above.is_none() {
+            self.put_plan(key, actions);
+            return;
+        }
+        let retry_at = self.now + self.settings.resend_ms;
+        if let Some(round) = self.round_mut(key) {
+            round.plan_retry_at = Some(retry_at);
+            self.timers.insert((retry_at, Timer::Gang(key)));
+        }
+    }
+
     /// Writes the plan of a round under our term.
     pub(crate) fn put_plan(&mut self, key: GangKey, actions: &mut Vec<Action>) {
         let Some(plan) = self.plan_of(key) else { return };
@@ -217,7 +230,7 @@ impl Core {
             return;
         }
         if round.plan_retry_at.is_some_and(|at| at <= now) {
-            self.put_plan(key, actions);
+            self.adopt_plan(key, actions);
             return;
         }
         if round.plan_write.is_some() || round.plan_retry_at.is_some() {
