@@ -32,8 +32,10 @@ pub fn is_done(facts: &Facts) -> bool {
 pub fn short_of_pods(facts: &Facts) -> Vec<GangName> {
     let is_short = |(name, group): &(&GangName, &GroupFact)| {
         let useful = pods_of(facts, name).filter(|pod| pod.phase != PodPhase::Failed).count();
-        (group.job.is_none() || useful < pods_of(facts, name).count())
-            && u32::try_from(useful).unwrap_or(u32::MAX) < group.min_member
+        // One of which somebody else bound a pod may have enough pods, and too few of one of its tasks.
+        let by_hand = facts.bound_by_hand.contains(*name) && unfinished(facts, name, group).is_some();
+        (by_hand || group.job.is_none() || useful < pods_of(facts, name).count())
+            && (by_hand || u32::try_from(useful).unwrap_or(u32::MAX) < group.min_member)
             && !pods_of(facts, name).any(PodFact::is_live)
     };
     facts.groups.iter().filter(is_short).map(|(name, _)| name.clone()).collect()
