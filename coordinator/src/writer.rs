@@ -12,6 +12,7 @@ use phalanx_common::gang::PodBinding;
 use phalanx_common::ids::{ActionId, GangName, PodUid, Term};
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::{Event, Outcome};
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -32,6 +33,8 @@ const TERM_WORKER: usize = WORKERS;
 const WORKER_ACTIONS: usize = 256;
 /// Longest wait for one call.
 const TIME_OUT: Duration = Duration::from_secs(10);
+/// A status that others write too is tried so often at once; then the core tries again a little later.
+const STATUS_ATTEMPTS: u32 = 4;
 /// Pause before the term is tried again: nothing may be asked of agents without it.
 const TERM_RETRY: Duration = Duration::from_secs(1);
 
@@ -175,16 +178,12 @@ impl<A: Api> Worker<A> {
             }
             Command::SetGangStatus { gang, uid, status } => {
                 let key = ObjectKey::new(Kind::PodGroup, &gang.namespace, &gang.name);
-                let before = self.api.get(&key).await?;
-                let status = pod_group_status(&before.status, &status, self.clock.now());
-                self.mutate(Mutation::UpdateStatus { key, preconditions: Preconditions::uid(&uid), status })
-                    .await
+                let now = self.clock.now();
+                self.update_status(key, Some(&*uid), |before| pod_group_status(before, &status, now)).await
             }
             Command::SetQueueStatus { queue, status } => {
                 let key = ObjectKey::new(Kind::Queue, "", queue.as_str());
-                let status = queue_status(&self.api.get(&key).await?.status, &status);
-                self.mutate(Mutation::UpdateStatus { key, preconditions: Preconditions::default(), status })
-                    .await
+                self.update_status(key, None, |before| queue_status(before, &status)).await
             }
             Command::Send { .. }
             | Command::RaiseTerm { .. }
@@ -214,6 +213,33 @@ impl<A: Api> Worker<A> {
                     conflicts += 1;
                 }
                 other => return other,
+            }
+        }
+    }
+
+    /// Writes a status that is made from the stored one, of the object with this UID. Others write fields of their own
+    /// there: what they wrote in between is read again, not undone.
+    async fn update_status(
+        &self,
+        key: ObjectKey,
+        uid: Option<&str>,
+        status: impl Fn(&Value) -> Value,
+    ) -> Result<(), ApiError> {
+        let mut attempts_left = STATUS_ATTEMPTS;
+        loop {
+            let before = self.api.get(&key).await?;
+            let is_other = uid.is_some_and(|uid| uid != before.metadata.uid);
+            let uid = uid.unwrap_or(&before.metadata.uid).to_owned();
+            let resource_version = before.metadata.resource_version;
+            let preconditions = Preconditions { uid: Some(uid), resource_version };
+            let status = status(&before.status);
+            if !is_other && status == before.status {
+                return Ok(());
+            }
+            attempts_left -= 1;
+            match self.mutate(Mutation::UpdateStatus { key: key.clone(), preconditions, status }).await {
+                Err(ApiError::Conflict(_)) if attempts_left > 0 && !is_other => {}
+                answer => return answer,
             }
         }
     }
@@ -299,9 +325,10 @@ fn told<T>(answer: &Result<T, ApiError>) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_common::ids::QueueName;
     use phalanx_common::plan::GangPlan;
     use phalanx_common::units::Time;
-    use phalanx_core::action::{GangPhase, GangStatus};
+    use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};
     use serde_json::json;
 
     use super::*;
@@ -431,8 +458,9 @@ mod tests {
         let bench = Bench::new();
         let group = Object::new(Kind::PodGroup, "default", "gang").with_spec(json!({ "minMember": 1 }));
         let group = bench.api.mutate(Mutation::Create(Box::new(group))).await.unwrap();
-        let of = |term, deadline| {
-            GangPlan { gang_uid: Arc::from(group.metadata.uid.as_str()), ..plan(term, deadline) }
+        let of = |term, deadline| GangPlan {
+            gang_uid: Arc::from(group.metadata.uid.as_str()),
+            ..plan(term, deadline)
         };
         let first = plan::plan_write(None, &of(5, 1)).unwrap().unwrap();
         let stored = bench.api.mutate(first).await.unwrap();
@@ -550,6 +578,56 @@ mod tests {
         assert_eq!(bench.outcome(status(&group.metadata.uid)).await, Outcome::Done);
         let stored = bench.api.get(&group.key()).await.unwrap();
         assert_eq!(stored.status["phase"], "Inqueue");
+    }
+
+    /// Adds one to a field that is another writer's, again and again.
+    async fn count_up(api: FaultyApi<EmbeddedApi>, key: ObjectKey, times: u64) {
+        for number in 1..=times {
+            loop {
+                let before = api.get(&key).await.unwrap();
+                let mut status = if before.status.is_object() { before.status.clone() } else { json!({}) };
+                status["notes"] = json!(number);
+                let resource_version = before.metadata.resource_version;
+                let preconditions = Preconditions { uid: None, resource_version };
+                let write = Mutation::UpdateStatus { key: key.clone(), preconditions, status };
+                match api.mutate(write).await {
+                    Ok(_) => break,
+                    Err(ApiError::Conflict(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn case_107_two_writers_of_a_queues_status_undo_nothing_of_each_other() {
+        let mut bench = Bench::new();
+        let queue = Object::new(Kind::Queue, "", "q").with_spec(json!({}));
+        let key = bench.api.mutate(Mutation::Create(Box::new(queue))).await.unwrap().key();
+        let other = tokio::spawn(count_up(bench.api.clone(), key.clone(), 150));
+        let mut conflicts = 0;
+        for running in 1..=100 {
+            let status = QueueStatus { running, ..QueueStatus::default() };
+            loop {
+                let queue = QueueName::from("q");
+                match bench.outcome(Command::SetQueueStatus { queue, status: status.clone() }).await {
+                    Outcome::Done => break,
+                    Outcome::Conflict => conflicts += 1,
+                    outcome => panic!("{outcome:?}"),
+                }
+            }
+            assert_eq!(bench.api.get(&key).await.unwrap().status["running"], running);
+        }
+        other.await.unwrap();
+        let stored = bench.api.get(&key).await.unwrap();
+        assert_eq!((&stored.status["notes"], &stored.status["running"]), (&json!(150), &json!(100)));
+        assert!(conflicts < 100, "{conflicts} conflicts reached the core");
+        // The same once more is no write.
+        let status = QueueStatus { running: 100, ..QueueStatus::default() };
+        let again = Command::SetQueueStatus { queue: QueueName::from("q"), status };
+        assert_eq!(bench.outcome(again).await, Outcome::Done);
+        let version = bench.api.get(&key).await.unwrap().metadata.resource_version;
+        assert_eq!(version, stored.metadata.resource_version);
     }
 
     #[tokio::test]

@@ -82,19 +82,23 @@ fn condition(previous: &Value, kind: &str, reason: &str, message: &str, now: Tim
     })
 }
 
-/// A queue's status. Its state is kept: opening and closing is not the core's to decide.
+/// A queue's status. What is not the core's to decide is kept: its state, and whatever others keep there.
 #[must_use]
 pub fn queue_status(previous: &Value, status: &QueueStatus) -> Value {
-    let state = previous.get("state").and_then(Value::as_str).unwrap_or("Open");
-    json!({
-        "state": state,
-        "allocated": resources_to_json(&status.allocated),
-        "pending": status.pending,
-        "inqueue": status.inqueue,
-        "running": status.running,
-        "completed": status.completed,
-        "unknown": 0,
-    })
+    let mut new = previous.as_object().cloned().unwrap_or_default();
+    if !new.get("state").is_some_and(Value::is_string) {
+        new.insert("state".to_owned(), json!("Open"));
+    }
+    new.insert("allocated".to_owned(), resources_to_json(&status.allocated));
+    let counts = [
+        ("pending", status.pending),
+        ("inqueue", status.inqueue),
+        ("running", status.running),
+        ("completed", status.completed),
+        ("unknown", 0),
+    ];
+    new.extend(counts.map(|(name, count)| (name.to_owned(), json!(count))));
+    Value::Object(new)
 }
 
 /// A pod's status. `startTime` is set once, when it first runs; `endTime` when it has ended.
