@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, Query, Request, State};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, FromRequest, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -31,6 +32,8 @@ use crate::progress::Progress;
 
 /// Largest manifest taken.
 const BODY_BYTES: usize = 4 << 20;
+/// A manifest must be there within this.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The loop answers between two passes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -79,6 +82,31 @@ pub fn router<A: Api>(parts: AdminParts<A>) -> Router {
         .with_state(Arc::new(parts))
 }
 
+/// A request's body as text, with limits for size and time.
+pub(crate) struct Text(String);
+
+impl<S: Send + Sync> FromRequest<S> for Text {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        let reading = String::from_request(request, state);
+        let Ok(read) = tokio::time::timeout(BODY_TIMEOUT, reading).await else {
+            let text = format!("the text did not arrive within {} s: send it again", BODY_TIMEOUT.as_secs());
+            return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, text));
+        };
+        read.map(Self).map_err(|rejection| {
+            let status = rejection.status();
+            let text = match status {
+                StatusCode::PAYLOAD_TOO_LARGE => {
+                    "the text is larger than 4 MiB: apply it in parts".to_owned()
+                }
+                _ => format!("the text cannot be read: {}", rejection.body_text()),
+            };
+            Failure::new(status, text)
+        })
+    }
+}
+
 /// An answer that is an error.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -95,6 +123,18 @@ impl Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         (self.status, Json(json!({ "error": self.message }))).into_response()
+    }
+}
+
+impl From<QueryRejection> for Failure {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<PathRejection> for Failure {
+    fn from(rejection: PathRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
     }
 }
 
@@ -195,9 +235,9 @@ struct After {
 /// Entries after a number, and the number to ask for next.
 async fn events<A: Api>(
     State(parts): Shared<A>,
-    after: Result<Query<After>, axum::extract::rejection::QueryRejection>,
+    after: Result<Query<After>, QueryRejection>,
 ) -> Result<Response, Failure> {
-    let Query(After { after }) = after.map_err(|error| Failure::new(StatusCode::BAD_REQUEST, error))?;
+    let Query(After { after }) = after?;
     let events = parts.progress.after(after);
     let last = events.last().map_or(after, |entry| entry.number);
     Ok(Json(json!({ "events": events, "last": last })).into_response())

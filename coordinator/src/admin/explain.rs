@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use phalanx_common::ids::GangName;
@@ -23,8 +24,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) async fn explain<A: Api>(
     State(parts): Shared<A>,
-    Path((namespace, name)): Path<(String, String)>,
+    path: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Json<Explanation>, Failure> {
+    let Path((namespace, name)) = path?;
     let mut attempt = 1;
     loop {
         let not_yet = match find_gang(&parts, &namespace, &name).await? {

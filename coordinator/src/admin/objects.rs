@@ -4,19 +4,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::extract::rejection::{QueryRejection, StringRejection};
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{AdminParts, Failure, Shared};
+use super::{AdminParts, Failure, Shared, Text};
 use crate::api::apply::apply_object;
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::manifest::{self, Diagnostic, Severity};
 
 /// Stands for the namespace of what has none.
 const NO_NAMESPACE: &str = "-";
+/// Longest name of a file in a query.
+const MAX_FILE_NAME: usize = 4096;
 /// Gangs named in the text of a refusal.
 const NAMES_SHOWN: usize = 5;
 /// How long a text's queues are kept for gangs that are deleted and still have to stop.
@@ -116,24 +118,24 @@ impl Done {
     }
 }
 
-fn body(text: Result<String, StringRejection>) -> Result<String, Failure> {
-    text.map_err(|rejection| {
-        let status = rejection.status();
-        let text = match status {
-            StatusCode::PAYLOAD_TOO_LARGE => "the text is larger than 4 MiB: apply it in parts".to_owned(),
-            _ => format!("the text cannot be read: {}", rejection.body_text()),
-        };
-        Failure::new(status, text)
-    })
+/// A file's name goes into every diagnostic: it must not be longer than one.
+fn check_file(file: &str) -> Result<(), Failure> {
+    if file.len() <= MAX_FILE_NAME {
+        return Ok(());
+    }
+    let text = format!("file: must have at most {MAX_FILE_NAME} characters, found {}", file.len());
+    Err(Failure::new(StatusCode::BAD_REQUEST, text))
 }
 
 /// Applies every document that is right; the others are in the diagnostics.
 pub(super) async fn apply<A: Api>(
     State(parts): Shared<A>,
-    Query(FileName { file }): Query<FileName>,
-    text: Result<String, StringRejection>,
+    name: Result<Query<FileName>, QueryRejection>,
+    text: Result<Text, Failure>,
 ) -> Result<Json<Done>, Failure> {
-    let parsed = manifest::parse(&body(text)?, &file);
+    let Query(FileName { file }) = name?;
+    check_file(&file)?;
+    let parsed = manifest::parse(&text?.0, &file);
     let mut done = Done::new(parsed.objects.len(), parsed.diagnostics);
     for (wanted, line) in parsed.objects.iter().zip(parsed.lines) {
         match apply_object(&parts.api, wanted).await {
@@ -148,11 +150,11 @@ pub(super) async fn apply<A: Api>(
 pub(super) async fn delete_text<A: Api>(
     State(parts): Shared<A>,
     deletion: Result<Query<Deletion>, QueryRejection>,
-    text: Result<String, StringRejection>,
+    text: Result<Text, Failure>,
 ) -> Result<Json<Done>, Failure> {
-    let Query(Deletion { file, part }) =
-        deletion.map_err(|rejection| Failure::new(rejection.status(), rejection.body_text()))?;
-    let parsed = manifest::parse(&body(text)?, &file);
+    let Query(Deletion { file, part }) = deletion?;
+    check_file(&file)?;
+    let parsed = manifest::parse(&text?.0, &file);
     // What is wrong with the text is said with its first part.
     let told = if part.is_none_or(|part| part == Part::Gangs) { parsed.diagnostics } else { Vec::new() };
     let mut done = Done::new(parsed.objects.len(), told);
@@ -198,16 +200,18 @@ fn key(kind: Kind, namespace: &str, name: &str) -> Result<ObjectKey, Failure> {
 
 pub(super) async fn list<A: Api>(
     State(parts): Shared<A>,
-    Path(kind_text): Path<String>,
+    path: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, Failure> {
+    let Path(kind_text) = path?;
     let (objects, revision) = parts.api.list(Some(kind(&kind_text)?)).await?;
     Ok(Json(json!({ "items": objects, "resource_version": revision })))
 }
 
 pub(super) async fn one<A: Api>(
     State(parts): Shared<A>,
-    Path((kind_text, namespace, name)): Path<(String, String, String)>,
+    path: Result<Path<(String, String, String)>, PathRejection>,
 ) -> Result<Json<Arc<Object>>, Failure> {
+    let Path((kind_text, namespace, name)) = path?;
     let key = key(kind(&kind_text)?, &namespace, &name)?;
     Ok(Json(parts.api.get(&key).await?))
 }
@@ -215,8 +219,9 @@ pub(super) async fn one<A: Api>(
 /// Deletes; `gone` is false where a pod still has to stop first.
 pub(super) async fn delete<A: Api>(
     State(parts): Shared<A>,
-    Path((kind_text, namespace, name)): Path<(String, String, String)>,
+    path: Result<Path<(String, String, String)>, PathRejection>,
 ) -> Result<Json<Value>, Failure> {
+    let Path((kind_text, namespace, name)) = path?;
     let key = key(kind(&kind_text)?, &namespace, &name)?;
     let object = remove(&parts, &key).await?;
     let gone = object.metadata.deletion.is_none();

@@ -209,6 +209,10 @@ pub struct Expected {
     pub nic_gpu: Option<Vec<Vec<PcieLevel>>>,
 }
 
+fn line_of_bytes(before: &[u8]) -> usize {
+    before.iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
 impl Profile {
     /// Reads a profile file.
     ///
@@ -224,10 +228,10 @@ impl Profile {
         if bytes.len() as u64 > MAX_PROFILE_BYTES {
             return Err(ProfileError::TooLarge { file });
         }
-        let text = String::from_utf8(bytes).map_err(|_| ProfileError::Syntax {
-            file: file.clone(),
+        let text = String::from_utf8(bytes).map_err(|error| ProfileError::Syntax {
+            file: format!("{file}:{}", line_of_bytes(&error.as_bytes()[..error.utf8_error().valid_up_to()])),
             format: "UTF-8",
-            reason: "it contains other bytes".into(),
+            reason: "save the file as UTF-8 text".into(),
         })?;
         Self::parse(&text, &file)
     }
