@@ -207,8 +207,22 @@ async fn an_older_store_is_refused_and_the_step_that_accepts_the_loss_is_named()
     let witness = state_dir.join("objects.confirmed");
     assert!(text.contains("objects.redb: older than what this coordinator has confirmed"), "{text}");
     assert!(text.contains(&format!("remove {} to go on", witness.display())), "{text}");
-    fs::remove_file(witness).unwrap();
+    fs::remove_file(&witness).unwrap();
     assert_eq!(Running::start(run(state_dir), |_| state_dir.to_owned()).stop().0, Some(0));
+}
+
+/// It only knows what is lost; alone it is no reason not to start, and it is made anew.
+#[tokio::test]
+async fn a_damaged_note_of_the_last_write_harms_nothing() {
+    let good = used().await;
+    let witness = good.path().join("objects.confirmed");
+    let whole = fs::read(&witness).unwrap();
+    for content in [&b""[..], b"nonsense", &whole[..whole.len() / 2], &[0xff; 4096]] {
+        fs::write(&witness, content).unwrap();
+        assert_eq!(Running::start(run(good.path()), |_| good.path().to_owned()).stop().0, Some(0));
+        let after = fs::read(&witness).unwrap();
+        assert_eq!((after.len(), &after[..20]), (whole.len(), &whole[..20]));
+    }
 }
 
 /// Applies until it is refused for want of the disk; gives the error.
