@@ -113,7 +113,10 @@ fn what_is_wrong_at_the_start_is_named_once_with_the_way_out() {
     own.save(&directory.path().join("pki"), "agent").unwrap();
     std::fs::create_dir(directory.path().join("ledger")).unwrap();
     let log = fails(&["--coordinator", "localhost:1"]);
-    assert!(log.contains("--state-dir"), "{log}");
+    assert!(
+        log.contains("ledger: cannot be read: Is a directory; ") && log.contains("move the file away"),
+        "{log}"
+    );
 }
 
 #[test]
