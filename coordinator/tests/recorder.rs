@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -171,10 +172,27 @@ async fn a_state_that_is_not_the_machines_is_a_difference() {
     assert!(difference.state.unwrap().starts_with("core.next_action: recorded 9"));
 }
 
-/// Lengths to which a file is cut: around each end of a line, and some in between.
+/// Lengths to which a file is cut: around ends of lines, and some in between; a few of each, since each cut is a
+/// replay.
 fn cuts(text: &[u8]) -> Vec<usize> {
-    let is_near_end = |at: usize| text[at.saturating_sub(2)..(at + 1).min(text.len())].contains(&b'\n');
-    (0..text.len()).filter(|at| is_near_end(*at) || at % 97 == 0).collect()
+    let ends = (0..text.len()).filter(|at| text[*at] == b'\n');
+    let near =
+        ends.clone().step_by((ends.count() / 12).max(1)).flat_map(|end| end.saturating_sub(1)..end + 3);
+    let between = (0..text.len()).step_by((text.len() / 40).max(1));
+    let cuts: BTreeSet<usize> = near.chain(between).filter(|at| *at < text.len()).collect();
+    cuts.into_iter().collect()
+}
+
+#[tokio::test]
+async fn a_state_that_contradicts_itself_is_an_error_that_names_its_line() {
+    let (directory, _) = recording_of_parts(RecordingLimits { file_bytes: 2000, files: 1000 }, 1).await;
+    let second = part_file(directory.path(), 1);
+    let text = fs::read_to_string(&second).unwrap();
+    let changed = text.replacen("\"charged\":{\"cpu_milli\":0", "\"charged\":{\"cpu_milli\":5", 1);
+    assert_ne!(text, changed);
+    fs::write(&second, changed).unwrap();
+    let error = replayed(&second).unwrap_err().to_string();
+    assert!(error.contains("-00001.jsonl:2: "), "{error}");
 }
 
 #[tokio::test]

@@ -1,11 +1,12 @@
 //! Plays a recording record by record: what it holds goes into a machine, and what that does is compared.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use phalanx_common::units::Time;
-use phalanx_core::Core;
 use phalanx_core::action::Action;
 use phalanx_core::event::Event;
+use phalanx_core::{Core, invariants};
 use serde_json::Value;
 
 use super::lines::{Context, Line, Lines, Place};
@@ -176,6 +177,7 @@ impl Player {
         if self.header.as_ref().is_none_or(|header| header.part == 0) {
             return Err(self.lines.error("a state belongs to the begin of a part after part 0"));
         }
+        whole(&self.lines, || invariants::check(&core))?.map_err(|error| self.lines.error(error))?;
         if !self.is_apart
             && let Some(mine) = &mut self.core
         {
@@ -196,7 +198,8 @@ impl Player {
     fn apply(&mut self, at: Time, event: Event) -> Result<Played, ReplayError> {
         self.at = at;
         let Some(core) = &mut self.core else { return Err(self.without_state()) };
-        core.apply(event, at, &mut self.actions);
+        let actions = &mut self.actions;
+        whole(&self.lines, || core.apply(event, at, actions))?;
         self.replay.events += 1;
         Ok(Played::Event)
     }
@@ -204,7 +207,8 @@ impl Player {
     fn cycle(&mut self, at: Time, recorded: Vec<Action>) -> Result<Played, ReplayError> {
         self.at = at;
         let Some(core) = &mut self.core else { return Err(self.without_state()) };
-        core.cycle(at, &mut self.actions);
+        let actions = &mut self.actions;
+        whole(&self.lines, || core.cycle(at, actions))?;
         self.replay.cycles += 1;
         let made = std::mem::take(&mut self.actions);
         self.replay.difference = difference(self.lines.place(), &recorded, &made);
@@ -239,6 +243,14 @@ impl Player {
             _ => Ok(Played::End),
         }
     }
+}
+
+/// A machine that breaks off is no reason to break off here: which record it was is what matters.
+fn whole<T>(lines: &Lines, step: impl FnOnce() -> T) -> Result<T, ReplayError> {
+    catch_unwind(AssertUnwindSafe(step)).map_err(|_| {
+        lines
+            .error("the machine breaks off here: a fault of this build, or the recording was changed by hand")
+    })
 }
 
 fn difference(place: Place, recorded: &[Action], replayed: &[Action]) -> Option<Difference> {
