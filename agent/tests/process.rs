@@ -94,10 +94,7 @@ fn what_is_wrong_at_the_start_is_named_once_with_the_way_out() {
         "error: --coordinator: must be HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:7410, found \"localhost\""
     );
     let log = fails(&["--coordinator", "localhost:1", "--probe-interval", "-1s"]);
-    assert_eq!(
-        log,
-        "error: --probe-interval: must be a duration from 100ms to 1h, such as 5s, found \"-1s\""
-    );
+    assert_eq!(log, "error: --probe-interval: must be a duration from 100ms to 1h such as 5s, found \"-1s\"");
     let log = fails(&["--coordinator", "localhost:1"]);
     assert!(log.contains("issue-agent --node node-1") && log.matches("No such file").count() == 1, "{log}");
     assert!(!log.contains("os error"), "{log}");
