@@ -155,12 +155,18 @@ fn wire_decoder() {
 
 #[test]
 fn yaml_objects() {
-    check("yaml_objects", 2, CHANGED, inputs::yaml_objects, &["cli/tests/broken/manifests"]);
+    check(
+        "yaml_objects",
+        2,
+        CHANGED,
+        inputs::yaml_objects,
+        &["cli/tests/broken/manifests", "deploy/examples"],
+    );
 }
 
 #[test]
 fn profiles() {
-    check("profiles", 3, CHANGED, inputs::profiles, &["cli/tests/broken/profiles"]);
+    check("profiles", 3, CHANGED, inputs::profiles, &["cli/tests/broken/profiles", "deploy/profiles"]);
 }
 
 #[test]
