@@ -1,5 +1,5 @@
-//! Bugs planted on purpose: each is a mistake that somebody could really make in this code, and a test shows that
-//! the simulation or a scenario finds it.
+//! Bugs planted on purpose: each is a mistake that somebody could really make in this code, and a test shows
+//! that the simulation or a scenario finds it.
 //!
 //! Without the feature `planted-bugs` the answer is a constant `false`, and nothing of this is in a program.
 
@@ -122,7 +122,7 @@ bugs! {
     NeverRetry = "never-retry",
         "A gang whose placement was refused is not tried again: it waits for ever on an empty cluster";
     IgnoreMinMember = "ignore-min-member",
-        "A gang is placed with whatever pods exist: fewer than its minimum start";
+        "A gang is placed with whatever pods exist: fewer than its minimum hold GPUs and cannot start";
     OtherNodesGpus = "other-nodes-gpus",
         "A lease names the GPUs of another node: no agent confirms, and the gang never starts";
     SilentReason = "silent-reason",

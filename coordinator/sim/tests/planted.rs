@@ -60,9 +60,21 @@ fn disks_that_fail() -> Rates {
     Rates { disk: 400, agent_crash: 20, survival_ms: 50, away_ms: 3_000, ..Rates::default() }
 }
 
-/// Coordinators that die, and whose calls land long after.
+/// Coordinators that die, and whose calls land after their successors have begun.
 fn coordinators_that_die() -> Rates {
-    Rates { coordinator_crash: 20, survival: 1_000, survival_ms: 30_000, away_ms: 20_000, ..Rates::default() }
+    Rates {
+        coordinator_crash: 25,
+        agent_crash: 30,
+        survival: 1_000,
+        survival_ms: 3_000,
+        away_ms: 1_500,
+        ..Rates::default()
+    }
+}
+
+/// Connections that break all the time, and agents that die.
+fn links_that_break() -> Rates {
+    Rates { link_break: 80, agent_crash: 20, survival_ms: 50, away_ms: 1_500, ..Rates::default() }
 }
 
 /// An API that often does what it was asked for and does not say so, or the other way round.
@@ -77,7 +89,7 @@ const fn finder(bug: Bug) -> Finder {
         Bug::AckBeforePersist => Finder::SeedsWith(&["ownership"], disks_that_fail),
         Bug::FreeOnAbsence => Finder::Seeds(&["ownership"]),
         Bug::NoStartGate | Bug::StartBeforeWhole | Bug::NoPlan => Finder::Seeds(&["all_or_nothing"]),
-        Bug::ExpireArmed => Finder::Seeds(&["ownership", "leaks", "liveness"]),
+        Bug::ExpireArmed => Finder::SeedsWith(&["ownership", "leaks", "liveness"], links_that_break),
         Bug::ForgetTombstone => Finder::Agent("tombstone"),
         Bug::ObeyEqualTerm | Bug::ObeyLowerTerm => Finder::Agent("stale_term"),
         Bug::GoneBeforeDisk | Bug::ReserveAgain => Finder::Orders,
