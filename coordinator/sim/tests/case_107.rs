@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use phalanx_common::gang::{
     ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec,
 };
-use phalanx_common::ids::{ActionId, ClusterId, GangName, GpuId, NodeName, PodUid, QueueName, Term};
+use phalanx_common::ids::{ActionId, ClusterId, GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::queue::QueueSpec;
 use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
 use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
@@ -146,9 +146,9 @@ struct World {
     agents: Vec<node::Core>,
     names: BTreeMap<NodeName, usize>,
     pods: BTreeMap<PodUid, PodSpec>,
+    pod_of_lease: BTreeMap<LeaseId, PodUid>,
     plans: BTreeSet<GangName>,
     queue: StoredQueue,
-    /// Names of gangs whose status somebody else than the coordinator wrote: nobody does.
     finished: u64,
     deleted_early: u64,
     random: u64,
@@ -177,6 +177,7 @@ impl World {
             agents: Vec::new(),
             names: BTreeMap::new(),
             pods: BTreeMap::new(),
+            pod_of_lease: BTreeMap::new(),
             plans: BTreeSet::new(),
             queue: StoredQueue::default(),
             finished: 0,
@@ -401,10 +402,12 @@ impl World {
             }
             FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
                 // A pod that never ran is gone with its lease.
-                let of = |pod: &PodSpec| pod.binding.as_ref().and_then(|binding| binding.lease);
-                let leaving = self.pods.values().filter(|pod| pod.deleting && of(pod) == Some(*lease));
-                let uids: Vec<PodUid> = leaving.map(|pod| pod.uid.clone()).collect();
-                uids.iter().for_each(|uid| self.remove(uid));
+                let uid = self.pod_of_lease.remove(lease);
+                if let Some(uid) = uid
+                    && self.pods.get(&uid).is_some_and(|pod| pod.deleting)
+                {
+                    self.remove(&uid);
+                }
             }
             _ => {}
         }
@@ -448,6 +451,7 @@ impl World {
     }
 
     fn bind(&mut self, pod: &PodUid, binding: PodBinding) {
+        self.pod_of_lease.extend(binding.lease.map(|lease| (lease, pod.clone())));
         self.change(pod, |pod| pod.binding = Some(binding));
     }
 
@@ -473,7 +477,7 @@ impl World {
                 assert!(count <= most, "{count} {name} of an agent");
             }
         }
-        assert!(self.pods.is_empty() && self.plans.is_empty());
+        assert!(self.pods.is_empty() && self.plans.is_empty() && self.pod_of_lease.is_empty());
     }
 }
 
