@@ -54,6 +54,9 @@ pub(crate) struct Cut {
     pub(crate) sides: [bool; 2],
 }
 
+/// Something that happens to a node.
+type AtNode = fn(&mut World, &NodeName);
+
 /// Whom something that happens is for.
 enum Target {
     Process(u64),
@@ -161,7 +164,7 @@ impl World {
             self.log.line(self.now, format_args!("the API is AWAY until {}", self.api_away_until.0));
             self.note(Fault::ApiAway);
         }
-        let of_node: [(u32, fn(&mut Self, &NodeName)); 10] = [
+        let of_node: [(u32, AtNode); 10] = [
             (rates.agent_crash, |world, node| world.crash_agent(node)),
             (rates.link_break, |world, node| {
                 if let Some(link) = world.hosts.get(node).and_then(|host| host.link) {

@@ -44,7 +44,7 @@ impl World {
 
     /// Another scheduler binds a pod that waits.
     fn bind_by_hand(&mut self, choice: u64) {
-        if choice % 2 == 0 {
+        if choice.is_multiple_of(2) {
             self.add_bound_pod(choice);
             return;
         }
