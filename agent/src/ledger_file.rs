@@ -138,6 +138,10 @@ impl LedgerFile {
         };
         match parse(&bytes) {
             Ok(ledger) => {
+                // It may be there by a write that did not come to its end: what is told from now on must stay true.
+                file.disk
+                    .sync_directory(directory)
+                    .map_err(|source| LedgerFileError::Directory { path: directory.to_owned(), source })?;
                 file.cluster.clone_from(&ledger.cluster);
                 Ok(Opened { file, ledger: Some(ledger) })
             }

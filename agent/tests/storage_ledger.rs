@@ -241,6 +241,23 @@ fn on_disk(files: &BTreeMap<PathBuf, Vec<u8>>) -> Result<Option<Ledger>, LedgerF
 }
 
 #[test]
+fn what_was_read_at_the_start_outlives_a_crash_of_the_machine() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Shared::default();
+    let mut file = LedgerFile::open_on(directory.path(), Box::new(disk.clone())).unwrap().file;
+    file.write(&ledger(1)).unwrap();
+    // The last call fails: the new file is in its place, and a crash of the machine may take it back.
+    disk.lock().fails_at = Some(8);
+    assert!(file.write(&ledger(2)).is_err());
+    drop(file);
+    let opened = LedgerFile::open_on(directory.path(), Box::new(disk.clone())).unwrap();
+    assert_eq!(opened.ledger, Some(ledger(2)));
+    for files in disk.crashes() {
+        assert_eq!(on_disk(&files).unwrap(), Some(ledger(2)));
+    }
+}
+
+#[test]
 fn a_crash_between_any_two_calls_leaves_the_old_or_the_new_ledger() {
     for call in 1..=4 {
         let directory = tempfile::tempdir().unwrap();
