@@ -11,7 +11,7 @@ const USAGE: &str = "\
 Usage: cargo xtask TASK
 
   demo [ARGUMENTS]   build and run the demo; ARGUMENTS of `phalanx demo`, for example --keep
-  sim [ARGUMENTS]    run the simulation over 200 seeds; ARGUMENTS of phalanx-sim, for example
+  sim [ARGUMENTS]    run the simulation over 2,000 seeds; ARGUMENTS of phalanx-sim, for example
                      --seeds 1 --seed K, as a failure prints it
   chaos [--rounds N] [--seed S]
                      real processes: random gangs, random faults, 20 rounds; --rounds 1 --seed K repeats
@@ -35,7 +35,7 @@ fn run_task() -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["demo", arguments @ ..] => demo(arguments),
-        ["sim"] => simulate(&["--seeds", "200"]),
+        ["sim"] => simulate(&["--seeds", "2000"]),
         ["sim", arguments @ ..] => simulate(arguments),
         ["chaos", arguments @ ..] => chaos(arguments),
         ["check"] => check(),
