@@ -361,7 +361,7 @@ impl World {
         OWNER.store(COORDINATOR, Ordering::Relaxed);
         for action in actions {
             match action {
-                node::Action::Send(message) => self.from_agent(number, message),
+                node::Action::Send(message) => self.hear_agent(number, message),
                 node::Action::Persist { revision, .. } => {
                     self.after(1, Due::Agent(number, node::Event::Persisted { revision }));
                 }
@@ -377,7 +377,7 @@ impl World {
         }
     }
 
-    fn from_agent(&mut self, number: usize, message: FromAgent) {
+    fn hear_agent(&mut self, number: usize, message: FromAgent) {
         let node = NodeName::from(format!("node-{number:05}"));
         let session = number as u64 + 1;
         match &message {
