@@ -83,6 +83,12 @@ fn an_api_that_is_slow() -> Rates {
     Rates { api, survival_ms: 50, away_ms: 500, ..Rates::default() }
 }
 
+/// An API in which others write all the time.
+fn an_api_that_disagrees() -> Rates {
+    let api = FaultRates { conflict: 300, ..FaultRates::default() };
+    Rates { api, survival_ms: 50, away_ms: 500, ..Rates::default() }
+}
+
 /// What finds each bug.
 const fn finder(bug: Bug) -> Finder {
     match bug {
@@ -101,12 +107,13 @@ const fn finder(bug: Bug) -> Finder {
         Bug::BindAnyVersion => Finder::SeedsWith(&["ownership"], coordinators_that_die),
         Bug::NoCapability => Finder::Seeds(&["quota"]),
         Bug::KeepPlans | Bug::ForgetRelease => Finder::Seeds(&["leaks"]),
-        Bug::LoseGangBound | Bug::ReleaseOnlyFirst | Bug::CountTwice => Finder::Seeds(&["liveness"]),
+        Bug::LoseGangBound | Bug::CountTwice => Finder::Seeds(&["liveness"]),
+        Bug::ReleaseOnlyFirst => Finder::Seeds(&["liveness", "leaks", "heal"]),
         Bug::CommitHalfConfirmed => Finder::Core("silent_agent"),
-        Bug::BindBeforeArmed => Finder::SeedsWith(&["ownership", "binding"], disks_that_fail),
+        Bug::BindBeforeArmed => Finder::Core("full_disk_on_a_node"),
         Bug::NeverUncharge => Finder::Seeds(&["coordinator-core"]),
         Bug::TimedOutIsFailed => Finder::SeedsWith(&["ownership"], an_api_that_is_slow),
-        Bug::ConflictIsDone => Finder::Seeds(&["ownership", "all_or_nothing"]),
+        Bug::ConflictIsDone => Finder::SeedsWith(&["ownership", "all_or_nothing"], an_api_that_disagrees),
         Bug::DropUnreported | Bug::AwayIsFree => Finder::Seeds(&["ownership", "coordinator-core"]),
         Bug::IgnoreMinMember => Finder::Core("case_005_not_enough_per_node"),
         Bug::NeverRetry | Bug::OtherNodesGpus | Bug::SilentReason => Finder::Seeds(&["liveness"]),
