@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[allow(dead_code, reason = "other tests use the rest of it")]
 mod support;
 
 use std::fs;
