@@ -134,8 +134,9 @@ impl Core {
         let kind = gang.phase.kind();
         if gang.deleted {
             self.set_waiting(key, false);
-            if tally.live > 0 && kind == PhaseKind::Queued {
-                // Found at a start: its PodGroup is gone, and its pods run to their end.
+            if tally.running > 0 && kind == PhaseKind::Queued {
+                // Found at a start: its PodGroup is gone, and its pods run to their end. Without one that runs nothing
+                // shows that it was ever whole: then the rest must not start either.
                 self.set_phase(key, Phase::Running { round: None });
             }
             self.forget_if_empty(key, tally);
