@@ -200,9 +200,21 @@ fn without_agent(object: &Object, pod: &PodSpec, objects: &Objects, now: Time, w
 /// The plan is written before the first pod is bound. It is removed when all are, or when the binding was rolled
 /// back: then the pod is deleted before.
 fn gang_is_bound(pod: &PodSpec, objects: &Objects) -> bool {
+    let group = ObjectKey::new(Kind::PodGroup, &pod.gang.namespace, &pod.gang.name);
+    if !objects.contains_key(&group) && !has_started(pod, objects) {
+        // The plan went with the PodGroup: that there is none shows nothing.
+        return false;
+    }
     let key = ObjectKey::new(Kind::GangPlan, &pod.gang.namespace, &pod.gang.name);
     let plan = objects.get(&key).map(|object| convert::plan_of_object(object));
     !matches!(plan, Some(Ok(plan)) if plan.pods.iter().any(|planned| planned.pod == pod.uid))
+}
+
+/// True where a pod of the same gang was let start before: the gang was whole then.
+fn has_started(pod: &PodSpec, objects: &Objects) -> bool {
+    let pods = objects.values().filter(|object| object.kind == Kind::Pod && phase(object) != PodPhase::Pending);
+    pods.filter_map(|object| convert::pod_of_object(object))
+        .any(|other| other.gang == pod.gang && other.binding.is_some())
 }
 
 /// The write that moves a pod forward; none where it is there already or past it.
@@ -369,12 +381,17 @@ mod tests {
 
     #[test]
     fn without_an_agent_a_pod_starts_when_its_gang_is_bound() {
-        let pods = || [bound("a", None, "Pending"), bound("b", None, "Pending")];
+        let group = || Object::new(Kind::PodGroup, "default", "g");
+        let pods = || [bound("a", None, "Pending"), bound("b", None, "Pending"), group()];
         // The core removes the plan when it has heard that all of it is bound.
         assert!(after([], &objects(pods().into_iter().chain([plan(&["a", "b"])]))).is_empty());
         assert_eq!(after([], &objects(pods())), ["a Running", "b Running"]);
         // A plan of members that join later holds up only these.
         assert_eq!(after([], &objects(pods().into_iter().chain([plan(&["b"])]))), ["a Running"]);
+        // The plan goes with the PodGroup: without both, only a pod that runs shows that the gang was whole.
+        let without_group = |phase: &str| objects([bound("a", None, "Pending"), bound("b", None, phase)]);
+        assert!(after([], &without_group("Pending")).is_empty());
+        assert_eq!(after([], &without_group("Running")), ["a Running"]);
         let mut waiting = bound("c", None, "Pending");
         waiting.spec.as_object_mut().unwrap().remove("nodeName");
         assert!(after([], &objects([waiting])).is_empty());
