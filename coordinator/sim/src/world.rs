@@ -410,6 +410,24 @@ impl World {
         let view = process.core.view();
         let end = End { facts: &self.facts, view: &view, late_writes };
         if let Err((checker, message)) = Checkers::end(&end) {
+            for gang in &view.gangs {
+                let reason = gang.reason.as_ref().map_or("", |reason| reason.text.as_str());
+                let (name, queue, phase) = (&gang.name, &gang.queue, &gang.phase);
+                let text = format_args!("at the end: gang {name} of queue {queue}: {phase} {reason}");
+                self.log.line(self.now, text);
+            }
+            for (name, group) in &self.facts.groups {
+                let pods = self.facts.pods.values().filter(|pod| pod.gang == *name).count();
+                let text = format_args!(
+                    "at the end: the API has gang {name}, minimum {}, {pods} pods",
+                    group.min_member
+                );
+                self.log.line(self.now, text);
+            }
+            for queue in &view.queues {
+                let text = format_args!("at the end: queue {} charged {:?}", queue.name, queue.charged);
+                self.log.line(self.now, text);
+            }
             self.fail(checker, message);
         }
     }
