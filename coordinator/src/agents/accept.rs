@@ -30,6 +30,8 @@ pub(super) async fn run(endpoint: Endpoint, shared: Arc<Shared>) {
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        // One at a time, and those who have come meanwhile are seen in between.
+        let more = door.fill_one();
         tokio::select! {
             incoming = endpoint.accept() => match incoming {
                 Some(incoming) => door.arrive(incoming),
@@ -38,9 +40,9 @@ pub(super) async fn run(endpoint: Endpoint, shared: Arc<Shared>) {
             Some(Ended { number, welcomed }) = endings.recv() => {
                 door.give_up.remove(&number);
                 door.gate.leave(number, welcomed, Instant::now());
-                door.fill();
             }
             _ = looks.tick() => door.look(),
+            () = tokio::task::yield_now(), if more => {}
         }
         door.count();
     }
@@ -76,11 +78,14 @@ impl Door {
         }
     }
 
-    /// Those who wait take the places that are free.
-    fn fill(&mut self) {
-        while let Some((number, incoming)) = self.gate.next(Instant::now()) {
+    /// One of those who wait takes a place that is free; false where nobody does.
+    fn fill_one(&mut self) -> bool {
+        let next = self.gate.next(Instant::now());
+        let more = next.is_some();
+        if let Some((number, incoming)) = next {
             self.admit(number, incoming);
         }
+        more
     }
 
     fn look(&mut self) {
@@ -90,7 +95,6 @@ impl Door {
             self.give_up.remove(&number);
             self.shared.metrics.reject("stuck");
         }
-        self.fill();
     }
 
     fn count(&self) {
@@ -106,13 +110,24 @@ impl Door {
         }
     }
 
+    /// The first answer is made right here, so that each who is let in is answered before the next is: a hundred at
+    /// once on a slow machine would all be answered too late.
     fn admit(&mut self, number: u64, incoming: Incoming) {
+        let address = incoming.remote_address();
+        let connecting = match incoming.accept() {
+            Ok(connecting) => connecting,
+            Err(error) => {
+                self.gate.leave(number, false, Instant::now());
+                self.shared.metrics.reject("handshake");
+                self.shared.refused(address, "handshake", &error.to_string());
+                return;
+            }
+        };
         let (give_up, given_up) = oneshot::channel::<()>();
         self.give_up.insert(number, give_up);
         let (ended, shared) = (self.ended.clone(), Arc::clone(&self.shared));
         tokio::spawn(async move {
-            let address = incoming.remote_address();
-            let admission = tokio::time::timeout(HELLO_TIMEOUT, session::admit(incoming, &shared));
+            let admission = tokio::time::timeout(HELLO_TIMEOUT, session::admit(connecting, &shared));
             let admitted = tokio::select! {
                 admitted = admission => admitted,
                 _ = given_up => {
@@ -135,9 +150,9 @@ impl Door {
             };
             // The loop is gone when the server stops: then nobody counts.
             let _ = ended.send(Ended { number, welcomed: session.is_some() }).await;
-            drop(ended);
             if let Some(session) = session {
-                session.run(&shared).await;
+                // A task of its own: what the admission needed is given back.
+                tokio::spawn(async move { session.run(&shared).await });
             }
         });
     }

@@ -140,7 +140,8 @@ impl<T> Gate<T> {
         }
     }
 
-    /// The first who waits and may enter.
+    /// Who waits and may enter: the newest, whose agent will still be there when it is answered. Where more come than
+    /// can be let in, the oldest first would be answered just when it has given up, and nobody would get in.
     pub(super) fn next(&mut self, now: Instant) -> Option<(u64, T)> {
         if self.admitting.len() >= ADMISSIONS {
             return None;
@@ -148,7 +149,7 @@ impl<T> Gate<T> {
         let has_place = |source: &IpAddr| {
             self.sources.get(source).is_none_or(|entry| entry.admitting < ADMISSIONS_OF_A_SOURCE)
         };
-        let at = self.waiting.iter().position(|(source, _, _)| has_place(source))?;
+        let at = self.waiting.iter().rposition(|(source, _, _)| has_place(source))?;
         let (source, _, item) = self.waiting.remove(at)?;
         let entry = self.source(source, now);
         entry.waiting = entry.waiting.saturating_sub(1);
@@ -229,17 +230,18 @@ mod tests {
     }
 
     #[test]
-    fn a_free_place_goes_to_the_first_whose_source_has_room() {
+    fn a_free_place_goes_to_the_newest_whose_source_has_room() {
         let now = Instant::now();
         let mut gate = Gate::new(now);
-        arrive(&mut gate, 1, ADMISSIONS_OF_A_SOURCE + 1, now);
         arrive(&mut gate, 2, ADMISSIONS_OF_A_SOURCE, now);
+        arrive(&mut gate, 1, ADMISSIONS_OF_A_SOURCE, now);
         assert_eq!(arrive(&mut gate, 3, 1, now), (0, 1, 0));
+        assert_eq!(arrive(&mut gate, 1, 1, now), (0, 1, 0));
         assert!(gate.next(now).is_none());
         // One of the second source leaves: the first source is at its bound, the third is not.
-        gate.leave(ADMISSIONS_OF_A_SOURCE as u64 + 1, true, now);
-        assert_eq!(gate.next(now).map(|(_, source)| source), Some(3));
         gate.leave(1, true, now);
+        assert_eq!(gate.next(now).map(|(_, source)| source), Some(3));
+        gate.leave(ADMISSIONS_OF_A_SOURCE as u64 + 1, true, now);
         assert_eq!(gate.next(now).map(|(_, source)| source), Some(1));
         assert_eq!(gate.waiting(), 0);
     }
@@ -264,6 +266,17 @@ mod tests {
         let admitting = gate.admitting();
         gate.leave(1, true, now + STUCK * 2);
         assert_eq!(gate.admitting(), admitting);
+    }
+
+    #[test]
+    fn the_newest_is_let_in_first() {
+        let now = Instant::now();
+        let mut gate: Gate<usize> = Gate::new(now);
+        for number in 0..ADMISSIONS_OF_A_SOURCE + 3 {
+            let _ = gate.arrive(address(1, number), number, now);
+        }
+        gate.leave(1, true, now);
+        assert_eq!(gate.next(now).map(|(_, item)| item), Some(ADMISSIONS_OF_A_SOURCE + 2));
     }
 
     #[test]

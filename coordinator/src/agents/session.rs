@@ -8,7 +8,7 @@ use phalanx_common::ids::{NodeName, Term};
 use phalanx_common::topology::InventoryError;
 use phalanx_common::wire::{FromAgent, Hello, LeaseState, OLDEST_VERSION, ToAgent, VERSION, codec};
 use phalanx_transport::{ControlReader, ControlWriter, FrameError, accept_control, peer_node_name};
-use quinn::{Connection, Incoming, VarInt};
+use quinn::{Connecting, Connection, VarInt};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
@@ -59,8 +59,8 @@ impl Refusal {
 }
 
 /// Handshake, identity, Hello and its checks, Welcome.
-pub(super) async fn admit(incoming: Incoming, shared: &Shared) -> Result<Session, Refusal> {
-    let connection = incoming.await.map_err(|error| Refusal::silent("handshake", error))?;
+pub(super) async fn admit(connecting: Connecting, shared: &Shared) -> Result<Session, Refusal> {
+    let connection = connecting.await.map_err(|error| Refusal::silent("handshake", error))?;
     let node = peer_node_name(&connection).map_err(|error| {
         connection.close(VarInt::from_u32(code::REJECTED), error.to_string().as_bytes());
         Refusal::silent("certificate", error)
