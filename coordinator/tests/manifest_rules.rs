@@ -701,3 +701,13 @@ fn damaged_texts_never_crash_and_never_pass_in_silence() {
         assert!(!has_content || !parsed.objects.is_empty() || !parsed.diagnostics.is_empty(), "{text}");
     }
 }
+
+#[test]
+fn what_steers_a_terminal_is_shown_and_not_printed() {
+    refused(
+        "apiVersion: scheduling.volcano.sh/v1beta1\nkind: \"Qu\\n\\ne\\e[2Jue\"\nmetadata: {name: a}\n",
+        "2: error: kind: Qu\\n\\ne\\u{1b}[2Jue (scheduling.volcano.sh/v1beta1) needs its operator and a Kubernetes \
+         cluster; standalone mode serves Queue, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node",
+    );
+    assert_eq!(lines(&queue("\"a\\tb\": 1")), ["f.yaml:5: warning: spec.a\\tb: unknown field, ignored"]);
+}

@@ -1,5 +1,6 @@
 //! The bodies of the fuzz targets under bounded random input: the committed corpus as it is, and changed at random
-//! with a fixed seed. `cargo fuzz` looks further; see docs/testing.md.
+//! with a fixed seed. `PHALANX_RANDOM_INPUTS=100` makes a hundred times as many, with other seeds; `cargo fuzz` looks
+//! further still.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "../../fuzz/src/lib.rs"]
@@ -130,7 +131,9 @@ fn check(target: &str, seed: u64, inputs: usize, read: fn(&[u8]) -> bool, more: 
     }
     assert!(taken > 0, "{own}: nothing in it is what it should be: has the form changed?");
     let corpus: Vec<Vec<u8>> = corpus.into_iter().map(|(_, bytes)| bytes).collect();
-    let mut random = Random(seed);
+    let times = std::env::var("PHALANX_RANDOM_INPUTS").map_or(1, |times| times.parse().unwrap());
+    let inputs = inputs * times;
+    let mut random = Random(seed * times as u64);
     let mut taken = 0;
     for number in 0..inputs {
         let input = changed(&mut random, &corpus);

@@ -81,8 +81,8 @@ impl Sink {
                 severity,
                 file: self.file.clone(),
                 line,
-                field: field.to_owned(),
-                message: message.into(),
+                field: on_one_line(field),
+                message: on_one_line(&message.into()),
             });
         }
     }
@@ -111,6 +111,18 @@ impl Sink {
         }
         self.diagnostics
     }
+}
+
+/// The text without line ends and what else steers a terminal: keys and values come from whoever wrote the file.
+fn on_one_line(text: &str) -> String {
+    if !text.chars().any(char::is_control) {
+        return text.to_owned();
+    }
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
+    }
+    shown
 }
 
 /// A place in a tree, with the path that leads there.

@@ -146,7 +146,8 @@ pub fn parse_documents(text: &str) -> (Vec<Node>, Vec<TreeError>) {
     let mut errors = Vec::new();
     let mut budget = MAX_WEIGHT;
     for (first_line, chunk) in chunks(text) {
-        let mut builder = Builder::new(first_line, &mut budget);
+        let last_line = first_line + chunk.lines().count().max(1) - 1;
+        let mut builder = Builder::new(first_line, last_line, &mut budget);
         if let Err(error) = builder.run(chunk) {
             errors.push(explained(error, first_line, chunk));
         }
@@ -236,6 +237,7 @@ struct MapFrame {
 
 struct Builder<'b> {
     first_line: usize,
+    last_line: usize,
     budget: &'b mut usize,
     frames: Vec<Frame>,
     anchors: BTreeMap<usize, (Node, usize)>,
@@ -243,12 +245,20 @@ struct Builder<'b> {
 }
 
 impl<'b> Builder<'b> {
-    fn new(first_line: usize, budget: &'b mut usize) -> Self {
-        Self { first_line, budget, frames: Vec::new(), anchors: BTreeMap::new(), documents: Vec::new() }
+    fn new(first_line: usize, last_line: usize, budget: &'b mut usize) -> Self {
+        Self {
+            first_line,
+            last_line,
+            budget,
+            frames: Vec::new(),
+            anchors: BTreeMap::new(),
+            documents: Vec::new(),
+        }
     }
 
+    /// The parser puts what is empty at the end of a text behind it, and counts a carriage return alone as a line.
     fn line(&self, line: usize) -> usize {
-        line.max(1) + self.first_line - 1
+        (line.max(1) + self.first_line - 1).min(self.last_line)
     }
 
     fn run(&mut self, chunk: &str) -> Result<(), TreeError> {
