@@ -134,6 +134,10 @@ impl Core {
         let kind = gang.phase.kind();
         if gang.deleted {
             self.set_waiting(key, false);
+            if kind == PhaseKind::Admitted {
+                // What it was admitted with is for others, also while pods of it that have ended are still there.
+                self.set_phase(key, Phase::Queued);
+            }
             if tally.running > 0 && kind == PhaseKind::Queued {
                 // Found at a start: its PodGroup is gone, and its pods run to their end. Without one that runs nothing
                 // shows that it was ever whole: then the rest must not start either.
