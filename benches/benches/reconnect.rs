@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use phalanx_agent::embedded::{Agent, AgentOptions, LedgerPlace, spawn};
 use phalanx_benches::{inventory, node_name};
 use phalanx_coordinator::config::{Config, LogFormat};
-use phalanx_coordinator::coordinator::{Coordinator, issue_agent};
+use phalanx_coordinator::coordinator::{Coordinator, StartError, issue_agent};
 use phalanx_coordinator::recorder::RecordingLimits;
 use phalanx_core::Settings;
 use phalanx_transport::endpoint::bare_client_endpoint;
@@ -80,6 +80,16 @@ async fn all_told(coordinator: &Coordinator, agents: usize) -> Result<(), Failur
     }
 }
 
+/// The old one's socket is closed by a task of its own, a moment after it has stopped.
+async fn restart(directory: &Path, address: SocketAddr) -> Result<Coordinator, Failure> {
+    loop {
+        match Coordinator::start(&config(directory, address)).await {
+            Err(StartError::Listen(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+            started => return Ok(started?),
+        }
+    }
+}
+
 async fn reconnect(directory: &Path, count: usize, rounds: usize) -> Result<(), Failure> {
     let mut coordinator =
         Coordinator::start(&config(directory, SocketAddr::from(([127, 0, 0, 1], 0)))).await?;
@@ -102,7 +112,7 @@ async fn reconnect(directory: &Path, count: usize, rounds: usize) -> Result<(), 
             return Err("the coordinator did not end well".into());
         }
         let down = cut.elapsed();
-        coordinator = Coordinator::start(&config(directory, address)).await?;
+        coordinator = restart(directory, address).await?;
         all_told(&coordinator, count).await?;
         println!(
             "{count} agents: all back {:.2} s after all were cut; the coordinator was away for {:.2} s of that",
