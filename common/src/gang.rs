@@ -94,6 +94,24 @@ pub struct GangSpec {
     pub priority_class: Option<Arc<str>>,
     /// Pods of one task may run on GPUs of several models.
     pub mixed_gpu_models: bool,
+    /// What its status says; `None` where it was not told.
+    #[serde(default)]
+    pub shown: Option<ShownGang>,
+}
+
+/// The status of a PodGroup as the API shows it, cut down to what is compared with what was decided.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownGang {
+    /// Phase, in Volcano's words; empty where there is none.
+    pub phase: Arc<str>,
+    /// Code of the reason why it does not run.
+    pub reason: Option<Arc<str>>,
+    /// Pods that run.
+    pub running: u64,
+    /// Pods that ended well.
+    pub succeeded: u64,
+    /// Pods that ended badly.
+    pub failed: u64,
 }
 
 /// Phase of a pod, as in the Kubernetes API.

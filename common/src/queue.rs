@@ -19,6 +19,24 @@ pub struct QueueSpec {
     pub capability: Resources,
     /// False: takes no new gangs.
     pub open: bool,
+    /// What its status says; `None` where it was not told.
+    #[serde(default)]
+    pub shown: Option<ShownQueue>,
+}
+
+/// The status of a queue as the API shows it, cut down to what the coordinator writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownQueue {
+    /// Sum of what its pods hold, without what is zero.
+    pub allocated: Resources,
+    /// Gangs that wait for quota.
+    pub pending: u64,
+    /// Gangs admitted and not running.
+    pub inqueue: u64,
+    /// Gangs that run.
+    pub running: u64,
+    /// Gangs that have ended.
+    pub completed: u64,
 }
 
 /// A PriorityClass.

@@ -69,6 +69,7 @@ pub fn event_of_object(object: &Object) -> Converted {
                 priority: queue.priority,
                 capability: queue.capability,
                 open: queue_is_open(object),
+                shown: Some(status::shown_queue(&object.status)),
             })
         }),
         Kind::PriorityClass => read_whole(object, |spec, sink| {
@@ -170,6 +171,7 @@ fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink) -> GangSpec {
         mixed_gpu_models: object
             .annotation(MIXED_GPU_MODELS)
             .is_some_and(|text| parse_switch(text) == Ok(true)),
+        shown: Some(status::shown_gang(&object.status)),
     }
 }
 

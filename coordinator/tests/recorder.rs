@@ -26,6 +26,7 @@ fn queue(name: &str) -> Event {
         priority: 0,
         capability: Resources::default(),
         open: true,
+        shown: None,
     })
 }
 

@@ -39,6 +39,7 @@ fn gang() -> Event {
         min_resources: None,
         priority_class: None,
         mixed_gpu_models: false,
+        shown: None,
     })
 }
 

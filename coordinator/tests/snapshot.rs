@@ -36,6 +36,7 @@ fn gang(name: &str) -> Event {
         min_resources: None,
         priority_class: None,
         mixed_gpu_models: false,
+        shown: None,
     })
 }
 

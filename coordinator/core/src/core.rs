@@ -173,7 +173,7 @@ impl Core {
         self.now = now;
         match event {
             Event::Started { term } | Event::TermRaised { term } => self.set_term(term),
-            Event::QueueApplied(queue) => self.apply_queue(queue),
+            Event::QueueApplied(queue) => self.queue_applied(queue, now),
             Event::QueueDeleted(name) => self.delete_queue(&name),
             Event::PriorityClassApplied(class) => self.apply_priority_class(class),
             Event::PriorityClassDeleted(name) => self.delete_priority_class(&name),
@@ -181,7 +181,7 @@ impl Core {
                 self.cluster.apply_spec(node);
             }
             Event::NodeDeleted(name) => self.delete_node(&name),
-            Event::GangApplied(gang) => self.apply_gang(gang),
+            Event::GangApplied(gang) => self.gang_applied(gang, now),
             Event::GangDeleted(name) => self.delete_gang(&name),
             Event::PodApplied(pod) => {
                 self.heed_pod(&pod, actions);

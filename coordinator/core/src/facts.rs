@@ -20,7 +20,13 @@ use crate::place::PodNeed;
 impl Core {
     pub(crate) fn make_default_queue(&mut self) {
         let name = QueueName::from(self.settings.default_queue.as_str());
-        self.apply_queue(QueueSpec { name, priority: 0, capability: Resources::new(), open: true });
+        self.apply_queue(QueueSpec {
+            name,
+            priority: 0,
+            capability: Resources::new(),
+            open: true,
+            shown: None,
+        });
     }
 
     pub(crate) fn apply_queue(&mut self, spec: QueueSpec) {
@@ -140,6 +146,7 @@ impl Core {
             refused: None,
             not_before: Time(0),
             written: None,
+            stray_due: None,
         };
         let name = gang.spec.name.clone();
         self.gangs.gangs.insert(key, gang);

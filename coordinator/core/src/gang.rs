@@ -49,6 +49,8 @@ pub(crate) struct Gang {
     pub(crate) not_before: Time,
     /// The status written last.
     pub(crate) written: Option<GangStatus>,
+    /// The API shows another one: then it is written again.
+    pub(crate) stray_due: Option<Time>,
 }
 
 impl Gang {

@@ -2,7 +2,7 @@
 
 use crate::action::GangPhase;
 use crate::core::Core;
-use crate::life::pod_group_phase;
+use crate::status::pod_group_phase;
 
 /// Numbers of the whole, without anything that has a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //!
 //! What stands where: `facts` records objects, `replies` what agents and the API answer; `pass` tries
 //! gangs in order, `place` plans, `round` takes a plan from reserving to bound, `lease` and `ledger`
-//! keep the promises, `life` follows a gang's pods, `terms` who leads, `recover` rebuilds after a start, `why`
+//! keep the promises, `life` follows a gang's pods, `status` what is written of it, `terms` who leads, `recover` rebuilds after a start, `why`
 //! and `show` explain.
 
 pub mod action;
@@ -36,6 +36,7 @@ mod required;
 mod round;
 pub mod settings;
 mod show;
+mod status;
 mod terms;
 pub mod view;
 mod why;

@@ -8,7 +8,7 @@ use phalanx_common::ids::{GangName, PodUid};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
 
-use crate::action::{Action, Command, GangPhase, GangStatus};
+use crate::action::{Action, Command};
 use crate::amounts::Amounts;
 use crate::core::{Core, Pending, Timer};
 use crate::gang::{GangKey, Tally};
@@ -352,56 +352,6 @@ impl Core {
         }
         self.timers.insert((retry, Timer::Gang(key)));
     }
-
-    /// Writes a gang's status where it differs from what was written. A reason counts by its kind: its
-    /// numbers change all the time and stand in `explain`.
-    pub(crate) fn write_gang_status(&mut self, key: GangKey, actions: &mut Vec<Action>) {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        if gang.deleted {
-            return;
-        }
-        let tally = self.gangs.tally(&gang.spec.name);
-        let phase = pod_group_phase(gang.phase.kind());
-        let waits = matches!(phase, GangPhase::Pending | GangPhase::Inqueue | GangPhase::Unknown);
-        let status = GangStatus {
-            phase,
-            reason: gang.reason.clone().filter(|_| waits),
-            running: tally.running,
-            succeeded: tally.succeeded,
-            failed: tally.failed,
-        };
-        let code = |status: &GangStatus| status.reason.as_ref().map(crate::reason::Reason::code);
-        let same = gang.written.as_ref().is_some_and(|written| {
-            code(written) == code(&status)
-                && GangStatus { reason: None, ..written.clone() }
-                    == GangStatus { reason: None, ..status.clone() }
-        });
-        if same {
-            return;
-        }
-        let command = Command::SetGangStatus {
-            gang: gang.spec.name.clone(),
-            uid: gang.spec.uid.clone(),
-            status: Box::new(status.clone()),
-        };
-        self.emit_pending(command, Pending::GangStatus(key), actions);
-        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
-            gang.written = Some(status);
-        }
-    }
-
-    pub(crate) fn write_queue_status(&mut self, actions: &mut Vec<Action>) {
-        while let Some(name) = self.touched_queues.pop_first() {
-            let Some(queue) = self.queues.queues.get_mut(&name) else { continue };
-            let status = queue.status(&self.cluster.resources);
-            if queue.spec.is_none() || queue.written.as_ref() == Some(&status) {
-                continue;
-            }
-            queue.written = Some(status.clone());
-            let command = Command::SetQueueStatus { queue: name.clone(), status };
-            self.emit_pending(command, Pending::QueueStatus(name), actions);
-        }
-    }
 }
 
 fn gang_kind(core: &Core, key: GangKey) -> Option<PhaseKind> {
@@ -415,19 +365,4 @@ pub(crate) fn task_minima(spec: &phalanx_common::gang::GangSpec) -> BTreeMap<&Ar
         return BTreeMap::new();
     }
     spec.min_task_member.iter().map(|(task, minimum)| (task, *minimum)).collect()
-}
-
-/// The phase in Volcano's words.
-pub(crate) const fn pod_group_phase(kind: PhaseKind) -> GangPhase {
-    match kind {
-        PhaseKind::Queued => GangPhase::Pending,
-        PhaseKind::Admitted
-        | PhaseKind::Reserving
-        | PhaseKind::Committing
-        | PhaseKind::Arming
-        | PhaseKind::Binding => GangPhase::Inqueue,
-        PhaseKind::Running => GangPhase::Running,
-        PhaseKind::Degraded | PhaseKind::Evicting => GangPhase::Unknown,
-        PhaseKind::Finished => GangPhase::Completed,
-    }
 }

@@ -7,6 +7,7 @@ use phalanx_common::ids::QueueName;
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::QueueSpec;
 use phalanx_common::resources::Resources;
+use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::action::QueueStatus;
@@ -28,6 +29,8 @@ pub(crate) struct Queue {
     pub(crate) admitted: BTreeMap<OrderKey, GangKey>,
     counts: BTreeMap<PhaseKind, u32>,
     pub(crate) written: Option<QueueStatus>,
+    /// The API shows another status: then it is written again.
+    pub(crate) stray_due: Option<Time>,
 }
 
 /// A ceiling that a request would pass.

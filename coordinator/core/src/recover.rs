@@ -79,6 +79,7 @@ impl Core {
                 min_resources: None,
                 priority_class: None,
                 mixed_gpu_models: false,
+                shown: None,
             });
             self.delete_gang(&name);
         }

@@ -11,10 +11,10 @@ use crate::cluster::EarlyEnd;
 use crate::cluster::Node;
 use crate::core::Core;
 use crate::gang::{Gang, Pod, natural};
-use crate::life::pod_group_phase;
 use crate::phase::PhaseKind;
 use crate::place::feasible_nodes;
 use crate::reason::Reason;
+use crate::status::pod_group_phase;
 use crate::view::{
     Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QueueView, QuotaView,
     ReasonView, StateView,

@@ -171,6 +171,12 @@ impl World {
                 }
             }
             command => match self.mutation(command) {
+                // As the writer does: a status that is there already is not written again.
+                Ok(Mutation::UpdateStatus { key, status, .. })
+                    if self.api.store.get(&key).is_ok_and(|stored| stored.status == status) =>
+                {
+                    Landed::Over(Some(done(id, &Ok(()))))
+                }
                 Ok(mutation) => self.finish_call(id, flight, fault, mutation),
                 Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
             },

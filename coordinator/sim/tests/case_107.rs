@@ -188,8 +188,13 @@ impl World {
             most: BTreeMap::new(),
         };
         let term = Term { counter: 1, incarnation: 1 };
-        let spec =
-            QueueSpec { name: QueueName::from(QUEUE), priority: 0, capability: Resources::new(), open: true };
+        let spec = QueueSpec {
+            name: QueueName::from(QUEUE),
+            priority: 0,
+            capability: Resources::new(),
+            open: true,
+            shown: None,
+        };
         for event in [Event::Started { term }, Event::QueueApplied(spec), Event::Synced] {
             world.after(0, Due::Tell(event));
         }
@@ -291,6 +296,7 @@ impl World {
             min_resources: None,
             priority_class: None,
             mixed_gpu_models: false,
+            shown: None,
         };
         let requests =
             Resources::new().with(ResourceName::known(NVIDIA_GPU), 1).with(ResourceName::known(CPU), 4000);

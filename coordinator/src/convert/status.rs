@@ -1,13 +1,20 @@
 //! Statuses as Volcano and Kubernetes write them.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
-use phalanx_common::gang::PodPhase;
+use phalanx_common::gang::{PodPhase, ShownGang};
+use phalanx_common::queue::ShownQueue;
+use phalanx_common::resources::{ResourceName, Resources, parse_quantity};
 use phalanx_common::units::Time;
 use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};
 use phalanx_core::reason::Reason;
 use serde_json::{Value, json};
 
 use crate::manifest::amounts::resources_to_json;
+
+/// Condition of a PodGroup that does not run.
+const UNSCHEDULABLE: &str = "Unschedulable";
 
 /// A point in time as Kubernetes writes it, `2026-11-29T12:00:00Z`.
 #[must_use]
@@ -47,7 +54,7 @@ pub fn pod_group_status(previous: &Value, status: &GangStatus, now: Time) -> Val
                 fix if fix.is_empty() => format!("[{}] {reason}", reason.code()),
                 fix => format!("[{}] {reason}; {fix}", reason.code()),
             };
-            conditions.push(condition(previous, "Unschedulable", volcano_reason(reason), &message, now));
+            conditions.push(condition(previous, UNSCHEDULABLE, volcano_reason(reason), &message, now));
         }
         None => {}
     }
@@ -101,6 +108,49 @@ pub fn queue_status(previous: &Value, status: &QueueStatus) -> Value {
     Value::Object(new)
 }
 
+/// What of a PodGroup's status the core compares with what it decided. Whatever cannot be read differs from all that
+/// the core writes.
+#[must_use]
+pub fn shown_gang(status: &Value) -> ShownGang {
+    let conditions = status.get("conditions").and_then(Value::as_array).into_iter().flatten();
+    let mut unschedulable = conditions.filter(|condition| condition["type"] == UNSCHEDULABLE);
+    let code = unschedulable.find_map(|condition| {
+        let message = condition["message"].as_str()?.strip_prefix('[')?;
+        message.split_once(']').map(|(code, _)| Arc::from(code))
+    });
+    ShownGang {
+        phase: Arc::from(status.get("phase").and_then(Value::as_str).unwrap_or_default()),
+        reason: code,
+        running: number(status, "running"),
+        succeeded: number(status, "succeeded"),
+        failed: number(status, "failed"),
+    }
+}
+
+/// The same of a queue's status.
+#[must_use]
+pub fn shown_queue(status: &Value) -> ShownQueue {
+    let mut allocated = Resources::new();
+    for (name, amount) in status.get("allocated").and_then(Value::as_object).into_iter().flatten() {
+        let Ok(name) = ResourceName::parse(name) else { continue };
+        let amount = amount.as_str().and_then(|text| parse_quantity(&name, text).ok());
+        if let Some(amount) = amount.filter(|amount| *amount > 0) {
+            allocated.set(name, amount);
+        }
+    }
+    ShownQueue {
+        allocated,
+        pending: number(status, "pending"),
+        inqueue: number(status, "inqueue"),
+        running: number(status, "running"),
+        completed: number(status, "completed"),
+    }
+}
+
+fn number(status: &Value, name: &str) -> u64 {
+    status.get(name).and_then(Value::as_u64).unwrap_or(u64::MAX)
+}
+
 /// A pod's status. `startTime` is set once, when it first runs; `endTime` when it has ended.
 #[must_use]
 pub fn pod_status(previous: &Value, phase: PodPhase, now: Time) -> Value {
@@ -119,4 +169,54 @@ pub fn pod_status(previous: &Value, phase: PodPhase, now: Time) -> Value {
 #[must_use]
 pub fn pod_start(status: &Value) -> Option<Time> {
     status.get("startTime").and_then(Value::as_str).and_then(parse_time)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use phalanx_common::ids::QueueName;
+
+    use super::*;
+
+    const NOW: Time = Time(1_764_437_478_123);
+
+    #[test]
+    fn a_gangs_status_is_read_back_as_it_was_written() {
+        let waits = Some(Reason::NoSuchQueue { queue: QueueName::from("red") });
+        let step = Some(Reason::InProgress { step: Arc::from("its plan is being written") });
+        for phase in GangPhase::ALL {
+            for (reason, code) in [(None, None), (waits.clone(), Some("NoSuchQueue")), (step.clone(), None)] {
+                let status = GangStatus { phase, reason, running: 1, succeeded: 2, failed: 3 };
+                let shown = shown_gang(&pod_group_status(&Value::Null, &status, NOW));
+                assert_eq!((&*shown.phase, shown.reason.as_deref()), (phase.as_str(), code));
+                assert_eq!([shown.running, shown.succeeded, shown.failed], [1, 2, 3]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_queues_status_is_read_back_as_it_was_written() {
+        let mut allocated = Resources::new();
+        for (name, amount) in [
+            ("cpu", 1_500),
+            ("memory", (3 << 30) + 1),
+            ("nvidia.com/gpu", 8),
+            ("example.com/fpga", 7_777_777),
+        ] {
+            allocated.set(ResourceName::parse(name).unwrap(), amount);
+        }
+        let status = QueueStatus { allocated, pending: 1, inqueue: 2, running: 3, completed: 4 };
+        let shown = shown_queue(&queue_status(&Value::Null, &status));
+        assert_eq!(shown.allocated, status.allocated);
+        assert_eq!([shown.pending, shown.inqueue, shown.running, shown.completed], [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn what_is_no_status_of_ours_differs_from_all_that_are() {
+        for status in [Value::Null, json!({}), json!({"running": -1, "allocated": 7, "conditions": "x"})] {
+            assert_eq!(shown_gang(&status).running, u64::MAX, "{status}");
+            assert_eq!(shown_queue(&status).pending, u64::MAX, "{status}");
+        }
+    }
 }

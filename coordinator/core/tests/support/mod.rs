@@ -9,15 +9,18 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use phalanx_common::gang::{
-    Blocker, ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec,
+    Blocker, ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec, ShownGang,
 };
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
-use phalanx_common::plan::GangPlan;
-use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
+use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::queue::{PriorityClassSpec, QueueSpec, ShownQueue};
 use phalanx_common::resources::{ResourceName, Resources, parse_quantity};
 use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseState, RefusalCause, ToAgent};
+use phalanx_common::wire::{
+    ContainerDevices, Exactness, FromAgent, Hello, LEASE_BYTES, LeaseReport, LeaseRequest, LeaseState,
+    RefusalCause, ToAgent,
+};
 use phalanx_core::action::{Action, Command, GangStatus};
 use phalanx_core::event::{Event, NodeSpec, Outcome};
 use phalanx_core::reason::Reason;
@@ -293,8 +296,11 @@ impl World {
             Command::Bind { pod, resource_version, binding, .. } => {
                 self.bind(id, &pod, resource_version, binding)
             }
-            Command::FenceWrite { pod, .. } => {
+            Command::FenceWrite { pod, term, .. } => {
                 self.touch(&pod);
+                if let Some(pod) = self.pods.get_mut(&pod) {
+                    pod.term = term.counter;
+                }
                 let read = self.pods.get(&pod).cloned().map(Box::new);
                 self.apply(Event::PodRead { action: id, pod: read });
             }
@@ -308,8 +314,12 @@ impl World {
                 self.apply(done(Outcome::Done));
             }
             Command::SetGangStatus { gang, status, .. } => {
-                self.statuses.insert(gang, *status);
                 self.apply(done(Outcome::Done));
+                if let Some(mut spec) = self.gangs.get(&gang).cloned() {
+                    spec.shown = Some(shown(&status));
+                    self.apply(Event::GangApplied(spec));
+                }
+                self.statuses.insert(gang, *status);
             }
             Command::SetQueueStatus { .. } => self.apply(done(Outcome::Done)),
             Command::Warn { .. } => {}
@@ -489,6 +499,18 @@ impl World {
     }
 }
 
+/// A status as the API shows it.
+fn shown(status: &GangStatus) -> ShownGang {
+    let told = status.reason.as_ref().filter(|reason| reason.code() != "InProgress");
+    ShownGang {
+        phase: status.phase.as_str().into(),
+        reason: told.map(|reason| reason.code().into()),
+        running: status.running.into(),
+        succeeded: status.succeeded.into(),
+        failed: status.failed.into(),
+    }
+}
+
 /// `key=value` options of a command.
 struct Words<'a> {
     plain: Vec<&'a str>,
@@ -578,7 +600,8 @@ impl World {
             }
             "pod" => {
                 let (gang, pod) = (words.plain[1], words.plain[2]);
-                self.make_pod(gang, pod, "worker", words.plain[3].trim_end_matches('G'), &words);
+                let task = words.options.get("task").copied().unwrap_or("worker");
+                self.make_pod(gang, pod, task, words.plain[3].trim_end_matches('G'), &words);
             }
             "end" => self.end(&words.plain[1..]),
             "delete" => self.delete_gang(words.plain[1]),
@@ -605,13 +628,80 @@ impl World {
                     gang: gang.name.clone(),
                     gang_uid: gang.uid.clone(),
                     term: words.number("term", 1),
-                    binding_deadline: self.now,
-                    pods: Vec::new(),
+                    binding_deadline: self.now + Millis::from_seconds(60),
+                    pods: words.plain[2..].iter().map(|place| self.planned(place)).collect(),
                 };
                 if self.plans.get(&plan.gang).is_none_or(|stored| stored.term <= plan.term) {
                     self.plans.insert(plan.gang.clone(), plan.clone());
                     self.apply(Event::PlanFound(plan));
                 }
+            }
+            "old-arm" => {
+                // Its lease, as an agent has it that obeys the earlier leader.
+                let planned = self.planned(words.plain[1]);
+                let (lease, pod) = (planned.lease.unwrap(), self.pods[&planned.pod].clone());
+                let request = LeaseRequest {
+                    pod: planned.pod,
+                    pod_name: pod.name,
+                    gang: pod.gang,
+                    request: pod.request,
+                    devices: vec![ContainerDevices {
+                        container: "main".into(),
+                        gpus: planned.gpus,
+                        nics: Vec::new(),
+                    }],
+                    exactness: Exactness::Exact,
+                    run_for: None,
+                };
+                let report = LeaseReport { lease, state: LeaseState::Armed, request };
+                self.agents.get_mut(&planned.node).unwrap().leases.insert(lease, report);
+            }
+            "old-bind" => {
+                // The earlier leader binds a pod: with the resourceVersion that it knows, fenced or not.
+                let planned = self.planned(words.plain[1]);
+                let version = self.pods[&planned.pod].resource_version;
+                let binding = PodBinding { node: planned.node, lease: planned.lease, gpus: planned.gpus };
+                let name = name(&planned.name);
+                self.late_bindings.insert(name.clone(), (planned.pod, version, binding));
+                if !words.plain.contains(&"later") {
+                    self.late_bind(&name);
+                }
+            }
+            "pod-term" => {
+                // A leader writes its term onto a pod.
+                let uid = self.uid(words.plain[1]);
+                self.touch(&uid);
+                self.pods.get_mut(&uid).unwrap().term = words.plain[2].parse().unwrap();
+                self.apply_stored(&uid);
+            }
+            "status-is" => {
+                // Somebody else writes the status of a PodGroup.
+                let mut spec = self.gangs.get(&name(words.plain[1])).unwrap().clone();
+                spec.shown = Some(ShownGang {
+                    phase: words.plain[2].into(),
+                    reason: words.options.get("reason").map(|code| Arc::from(*code)),
+                    running: words.number("running", 0),
+                    succeeded: words.number("succeeded", 0),
+                    failed: words.number("failed", 0),
+                });
+                self.apply(Event::GangApplied(spec));
+            }
+            "queue-status-is" => {
+                // Somebody else writes the status of a queue.
+                let mut spec = self.queues.get(&QueueName::from(words.plain[1])).unwrap().clone();
+                let (gpus, amount) = resource("gpu", words.options.get("gpus").copied().unwrap_or("0"));
+                let mut allocated = Resources::new();
+                if amount > 0 {
+                    allocated.set(gpus, amount);
+                }
+                spec.shown = Some(ShownQueue {
+                    allocated,
+                    pending: words.number("pending", 0),
+                    inqueue: words.number("inqueue", 0),
+                    running: words.number("running", 0),
+                    completed: words.number("completed", 0),
+                });
+                self.apply(Event::QueueApplied(spec));
             }
             "plans" => {
                 let line = |plan: &GangPlan| format!("{} of term {}\n", plan.gang.name, plan.term);
@@ -648,7 +738,20 @@ impl World {
             .unwrap_or_default()
     }
 
-    /// Performs the first action that waits, and prints what waits then.
+    /// What an earlier leader planned for a pod, `POD@NODE:GPU`.
+    fn planned(&self, place: &str) -> PlannedPod {
+        let (pod, place) = place.split_once('@').unwrap();
+        let (node, gpu) = place.split_once(':').unwrap();
+        let gpu = gpu.parse().unwrap();
+        PlannedPod {
+            pod: self.uid(pod),
+            name: pod.into(),
+            node: node.into(),
+            lease: Some(LeaseId { term: 1, serial: 900 + gpu as u64 }),
+            gpus: vec![gpu_id(node, gpu)],
+        }
+    }
+
     /// A Binding of a dead coordinator reaches the API at last.
     fn late_bind(&mut self, pod: &GangName) {
         let (uid, version, binding) = self.late_bindings.remove(pod).unwrap();
@@ -664,6 +767,7 @@ impl World {
         writeln!(self.out, "the late Binding of {} {what}", pod.name).unwrap();
     }
 
+    /// Performs the first action that waits, and prints it.
     fn step(&mut self) {
         self.manual = true;
         self.cycle();
@@ -751,6 +855,7 @@ impl World {
             priority: i32::try_from(words.number("prio", 0)).unwrap(),
             capability,
             open: words.options.get("open") != Some(&"no"),
+            shown: None,
         };
         self.queues.insert(spec.name.clone(), spec.clone());
         self.apply(Event::QueueApplied(spec));
@@ -784,10 +889,18 @@ impl World {
             created: self.now,
             queue: words.options.get("q").copied().unwrap_or("default").into(),
             min_member: u32::try_from(words.number("min", u64::from(total))).unwrap(),
-            min_task_member: BTreeMap::new(),
+            min_task_member: words
+                .options
+                .get("tmin")
+                .into_iter()
+                .flat_map(|text| text.split(','))
+                .filter_map(|text| text.split_once(':'))
+                .map(|(task, count)| (task.into(), count.parse().unwrap()))
+                .collect(),
             min_resources: None,
             priority_class: words.options.get("class").map(|class| Arc::from(*class)).or(priority_class),
             mixed_gpu_models: words.options.get("mixed") == Some(&"yes"),
+            shown: None,
         };
         self.gangs.insert(spec.name.clone(), spec.clone());
         self.apply(Event::GangApplied(spec));
