@@ -92,13 +92,6 @@ pub struct Place {
 /// What agents tell of pods: in standalone mode they stand for the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodReport {
-    /// An agent was let in, with these leases; all others of its node are gone.
-    Connected {
-        /// The node.
-        node: NodeName,
-        /// Its leases.
-        leases: Vec<LeaseId>,
-    },
     /// A pod was started.
     Started {
         /// The node.

@@ -207,8 +207,15 @@ impl Core {
             let state = Self::report_state(&reports, id).map(|report| report.state);
             let Some(lease) = self.leases.leases.get(&id) else { continue };
             let taken = lease.taken.clone();
-            let is_dropped =
-                lease.wanted == LeaseState::Gone || lease.gang.is_none() || planted::is(Bug::DropUnreported);
+            // The lease of a pod that is to go is released once more, though it is not named: a Hello is older than
+            // what was armed since, and only the answer tells the runner that nothing of the pod runs.
+            let was_bound = lease.gang.is_some() && lease.wanted == LeaseState::Gone && {
+                let pod = self.gangs.pods.get(lease.pod());
+                pod.is_some_and(|pod| pod.spec.binding.is_some() && !pod.spec.phase.is_terminal())
+            };
+            let is_dropped = (lease.wanted == LeaseState::Gone && !was_bound)
+                || lease.gang.is_none()
+                || planted::is(Bug::DropUnreported);
             if is_dropped && state.is_none() {
                 self.remove_lease(id);
                 continue;

@@ -379,8 +379,6 @@ impl World {
         self.log.line(self.now, format_args!("coordinator <- {node}: Hello, session {session}"));
         let cluster = ClusterId::from(CLUSTER);
         self.send_to_agent(number, ToAgent::Welcome { version: VERSION, cluster, term });
-        let leases = hello.leases.iter().map(|report| report.lease).collect();
-        self.report(incarnation, PodReport::Connected { node, leases });
         self.tell_core(incarnation, Event::AgentConnected { session, hello: Box::new(hello) });
     }
 

@@ -129,11 +129,9 @@ impl Session {
     pub(super) async fn run(self, shared: &Shared) {
         let Self { number, hello, connection, reader, writer } = self;
         let node = hello.node.clone();
-        let leases = hello.leases.iter().map(|report| report.lease).collect();
         let (messages, outgoing) = mpsc::channel(OUTBOX_MESSAGES);
         let end = End::of(connection.clone());
         let outbox = Outbox { messages, end: end.clone() };
-        let _ = shared.pods.send(PodReport::Connected { node: node.clone(), leases }).await;
         if shared.driver.send(AgentInput::Connected { session: number, hello, outbox }).await.is_err() {
             return;
         }

@@ -58,17 +58,10 @@ impl PodLedger {
         ]
     }
 
-    /// Takes a report. An agent that connects keeps durable leases through every restart: a lease of a bound pod
-    /// that it does not name is gone.
+    /// Takes a report. A lease counts as gone only where its agent says so of this lease: one that a Hello does not
+    /// name may have come after it, and then its pod runs.
     pub fn report(&mut self, report: PodReport, objects: &Objects) {
         match report {
-            PodReport::Connected { node, leases } => {
-                let pods = objects.values().filter(|object| object.kind == Kind::Pod);
-                let bindings = pods.filter_map(|object| convert::pod_of_object(object)?.binding);
-                let here =
-                    bindings.filter(|binding| binding.node == node).filter_map(|binding| binding.lease);
-                here.filter(|lease| !leases.contains(lease)).for_each(|lease| self.lease_gone(lease));
-            }
             PodReport::Started { node, pod } => {
                 // An agent that had lost its ledger was given the same lease again.
                 let pods = objects.values().filter(|object| object.kind == Kind::Pod);
@@ -212,7 +205,8 @@ fn gang_is_bound(pod: &PodSpec, objects: &Objects) -> bool {
 
 /// True where a pod of the same gang was let start before: the gang was whole then.
 fn has_started(pod: &PodSpec, objects: &Objects) -> bool {
-    let pods = objects.values().filter(|object| object.kind == Kind::Pod && phase(object) != PodPhase::Pending);
+    let pods =
+        objects.values().filter(|object| object.kind == Kind::Pod && phase(object) != PodPhase::Pending);
     pods.filter_map(|object| convert::pod_of_object(object))
         .any(|other| other.gang == pod.gang && other.binding.is_some())
 }
@@ -329,20 +323,9 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_comes_back_without_a_lease_has_nothing_of_its_pod() {
-        let pods = objects([
-            deleting(bound("a", Some(lease(1)), "Running")),
-            deleting(bound("b", Some(lease(2)), "Running")),
-        ]);
-        let back = |node: &str| PodReport::Connected { node: node.into(), leases: vec![lease(2)] };
-        assert_eq!(after([back("n")], &pods), ["finalize uid-a"]);
-        assert!(after([back("m")], &pods).is_empty());
-    }
-
-    #[test]
     fn a_lease_that_its_agent_has_again_is_not_gone() {
         let pods = objects([deleting(bound("a", Some(lease(1)), "Running"))]);
-        let lost = PodReport::Connected { node: "n".into(), leases: Vec::new() };
+        let lost = PodReport::LeaseGone { node: "n".into(), lease: lease(1) };
         assert_eq!(after([lost.clone()], &pods), ["finalize uid-a"]);
         assert!(after([lost, started("n", "a")], &pods).is_empty(), "it runs again");
     }
