@@ -70,4 +70,11 @@ scenarios! {
     pods_that_never_come,
     two_coordinators,
     full_disk_on_a_node,
+    earlier_leader_acts,
+    later_leader,
+    leases_of_strangers,
+    too_few_of_a_task,
+    group_deleted,
+    lost_ledger,
+    status_written_by_another,
 }

@@ -63,6 +63,29 @@ fn the_same_seed_gives_the_same_log() {
     assert_ne!(run(Options::seed(1)).log_hash, run(Options::seed(2)).log_hash);
 }
 
+/// Every other pause of a leader ends with two that live, and late calls land: what the replaced one still writes, reads
+/// and is told must do no harm and must not stay. `PHALANX_WHOLE_CASES=1` runs more seeds.
+#[test]
+fn replaced_coordinators_leave_nothing_behind() {
+    let rates = Rates {
+        coordinator_pause: 20,
+        take_over: 800,
+        survival_ms: 3_000,
+        away_ms: 1_500,
+        ..Rates::default()
+    };
+    let is_whole = std::env::var("PHALANX_WHOLE_CASES").as_deref() == Ok("1");
+    let options = |seed| Options { rates: Some(rates), ..Options::seed(seed) };
+    let mut two = 0;
+    let mut failed = Vec::new();
+    for report in reports(if is_whole { 300 } else { 80 }, options) {
+        two += report.counts.get("fault: two coordinators").copied().unwrap_or(0);
+        failed.extend(report.failure.map(|failure| format!("seed {}: {failure:?}", report.seed)));
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(two > 80, "two coordinators lived at once only {two} times");
+}
+
 /// The coordinator crashes after its first action, after its second, and so on to the last: nothing else goes wrong.
 /// The workload is the smallest of some seeds; what was on its way at the crash may land late or never.
 #[test]
