@@ -102,7 +102,9 @@ fn gang(name: &str) -> GangSpec {
         min_task_member: Default::default(),
         min_resources: None,
         priority_class: None,
-        mixed_gpu_models: false, shown: None }
+        mixed_gpu_models: false,
+        shown: None,
+    }
 }
 
 /// A cluster in the real core, with a third of its nodes half used by running pods.

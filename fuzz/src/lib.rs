@@ -21,7 +21,7 @@ use phalanx_profile::Profile;
 use phalanx_transport::frames::FrameReader;
 
 /// Most bytes of text that an input may be answered with, whatever its size.
-const MAX_TEXT_BYTES: usize = 1 << 20;
+const MAX_TEXT_BYTES: usize = 8 << 20;
 
 /// Frames of both directions. What decodes is encoded to something that decodes to the same.
 pub fn wire_decoder(data: &[u8]) -> bool {
@@ -63,7 +63,7 @@ pub fn yaml_objects(data: &[u8]) -> bool {
         assert!(!diagnostic.message.is_empty() && !diagnostic.message.contains('\n'), "{diagnostic:?}");
         told += diagnostic.to_string().len();
     }
-    assert!(told <= 8 * MAX_TEXT_BYTES, "{told} bytes of diagnostics");
+    assert!(told <= MAX_TEXT_BYTES, "{told} bytes of diagnostics");
     let some = !parsed.objects.is_empty();
     parsed.objects.into_iter().for_each(stored);
     some

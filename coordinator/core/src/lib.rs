@@ -3,8 +3,8 @@
 //!
 //! What stands where: `facts` records objects, `replies` what agents and the API answer; `pass` tries
 //! gangs in order, `place` plans, `round` takes a plan from reserving to bound, `lease` and `ledger`
-//! keep the promises, `life` follows a gang's pods, `status` what is written of it, `terms` who leads, `recover` rebuilds after a start, `why`
-//! and `show` explain.
+//! keep the promises, `life` follows a gang's pods, `status` what is written of it, `terms` who leads, `recover`
+//! rebuilds after a start, `why` and `show` explain.
 
 pub mod action;
 mod admission;

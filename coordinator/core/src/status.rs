@@ -53,8 +53,8 @@ impl Core {
         }
     }
 
-    /// Writes a gang's status where it differs from what was written, or from what has been shown for a while. A reason counts by its kind: its
-    /// numbers change all the time and stand in `explain`.
+    /// Writes a gang's status where it differs from what was written, or from what has been shown for a while. A
+    /// reason counts by its kind: its numbers change all the time and stand in `explain`.
     pub(crate) fn write_gang_status(&mut self, key: GangKey, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         if gang.deleted {
