@@ -97,7 +97,7 @@ pub struct RunArguments {
     /// A recording goes on in a new file after this many MiB [default: 64]
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub recording_file_mib: Option<String>,
-    /// Recording files that are kept [default: 8]
+    /// Full recording files that are kept; a small one counts at least an eighth [default: 8]
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub recording_files: Option<String>,
 }

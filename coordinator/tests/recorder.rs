@@ -59,6 +59,19 @@ impl Bench {
             self.recorder.begin_part(at, self.core.snapshot());
         }
     }
+
+    /// Goes on until this part of its recording is there.
+    async fn go_on_to(&mut self, directory: &Path, part: u32) {
+        let (own, _) = chain_of(self.recorder.file()).unwrap();
+        for number in 0.. {
+            self.tell(queue(&format!("queue-{}", number % 40))).await;
+            assert!(self.recorder.is_recording());
+            tokio::task::yield_now().await;
+            if files(directory).iter().any(|(chain, found)| *chain == own && *found >= part) {
+                break;
+            }
+        }
+    }
 }
 
 /// Records these events with a pass after each, done by a real core.
@@ -119,13 +132,7 @@ async fn recording_of_parts(limits: RecordingLimits, parts: u32) -> (tempfile::T
     let mut bench = Bench::new(recorder);
     bench.tell(started()).await;
     bench.tell(Event::Synced).await;
-    for number in 0.. {
-        bench.tell(queue(&format!("queue-{}", number % 40))).await;
-        tokio::task::yield_now().await;
-        if files(directory.path()).iter().any(|(_, part)| *part >= parts) {
-            break;
-        }
-    }
+    bench.go_on_to(directory.path(), parts).await;
     bench.recorder.finish();
     (directory, first)
 }
@@ -139,14 +146,16 @@ async fn a_long_recording_goes_on_in_new_files_and_replays_from_each_of_them() {
     let (directory, first) = recording_of_parts(RecordingLimits { file_bytes: 2000, files: 1000 }, 5).await;
     let whole = replayed(&first).unwrap();
     assert_eq!((whole.difference.as_ref(), whole.notes.as_slice()), (None, [].as_slice()));
-    let mut before = whole.cycles + 1;
-    for (_, part) in files(directory.path()) {
+    let parts: Vec<u32> = files(directory.path()).into_iter().map(|(_, part)| part).collect();
+    assert!(parts.len() > 5 && parts.iter().copied().eq(0..parts.len() as u32), "{parts:?}");
+    // Each begins where the one before ended, and holds passes of its own.
+    let mut cycles = whole.cycles + 1;
+    for part in parts {
         let replay = replayed(&part_file(directory.path(), part)).unwrap();
-        assert_eq!(replay.difference, None, "part {part}");
-        assert!(replay.cycles < before, "part {part} holds what part {part} - 1 holds beside it");
-        before = replay.cycles;
+        assert_eq!((replay.difference, replay.notes.len()), (None, 0), "part {part}");
+        assert!(replay.cycles < cycles, "part {part} holds {} passes of {cycles}", replay.cycles);
+        cycles = replay.cycles;
     }
-    assert!(before > 0 || files(directory.path()).len() > 5);
 }
 
 #[tokio::test]
@@ -158,6 +167,71 @@ async fn only_the_newest_files_are_kept_and_they_replay_without_the_first() {
     let replay = replayed(&part_file(directory.path(), kept[0].1)).unwrap();
     assert!(replay.cycles > 0);
     assert_eq!((replay.difference, replay.notes), (None, Vec::new()));
+}
+
+/// So many full files of an earlier process.
+fn old_files(directory: &Path, start: u64, count: u32) -> Vec<PathBuf> {
+    let path = |part| directory.join(format!("recording-{start:015}-{part:05}.jsonl"));
+    let paths: Vec<PathBuf> = (0..count).map(path).collect();
+    paths.iter().for_each(|path| fs::write(path, [b'x'; 2000]).unwrap());
+    paths
+}
+
+#[tokio::test]
+async fn a_clock_that_was_ahead_once_costs_only_old_recordings() {
+    let directory = tempfile::tempdir().unwrap();
+    old_files(directory.path(), 9_999_999_999_999, 8);
+    let limits = RecordingLimits { file_bytes: 2000, files: 4 };
+    let first = record(directory.path(), limits, vec![started(), Event::Synced]).await;
+    let replay = replayed(&first).unwrap();
+    assert_eq!((replay.events, replay.difference), (2, None));
+    assert_eq!(files(directory.path()).len(), 4);
+    // The next process is the newer one, although the clock stands still between the two.
+    let second = record(directory.path(), limits, vec![started()]).await;
+    assert!(second > first && first.exists(), "{second:?}");
+    assert_eq!(replayed(&second).unwrap().events, 1);
+    // Names of others, above all of ours, do not hurt either.
+    fs::write(directory.path().join(format!("recording-{}-00000.jsonl", u64::MAX)), [b'x'; 2000]).unwrap();
+    let recorder = Recorder::start(directory.path(), Time(1000), &Settings::default(), limits).unwrap();
+    let (own, _) = chain_of(recorder.file()).unwrap();
+    assert!(recorder.file() > second.as_path());
+    let mut bench = Bench::new(recorder);
+    bench.go_on_to(directory.path(), 5).await;
+    bench.recorder.finish();
+    let kept = files(directory.path());
+    assert!(kept.len() == 4 && kept.iter().all(|(chain, _)| *chain == own), "{kept:?}");
+}
+
+#[tokio::test]
+async fn an_old_recording_that_cannot_be_removed_stops_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = directory.path().join("recording-000000000000001-00000.jsonl");
+    fs::create_dir(&stuck).unwrap();
+    let old = old_files(directory.path(), 2, 3);
+    let limits = RecordingLimits { file_bytes: 2000, files: 2 };
+    let recorder = Recorder::start(directory.path(), Time(1000), &Settings::default(), limits).unwrap();
+    assert!(!old[0].exists() && !old[1].exists() && old[2].exists(), "{:?}", files(directory.path()));
+    let mut bench = Bench::new(recorder);
+    bench.go_on_to(directory.path(), 5).await;
+    bench.recorder.finish();
+    let left = files(directory.path());
+    assert!(left.len() == 3 && left[0] == (1, 0) && left[2].1 > 2, "{left:?}");
+}
+
+#[tokio::test]
+async fn many_short_lives_do_not_push_out_what_was_before_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let limits = RecordingLimits { file_bytes: 200_000, files: 3 };
+    let first = record(directory.path(), limits, vec![started(), queue("the one that crashed")]).await;
+    for _ in 0..15 {
+        record(directory.path(), limits, vec![started()]).await;
+    }
+    assert_eq!(replayed(&first).unwrap().events, 2);
+    // All the same there is an end to it.
+    for _ in 0..10 {
+        record(directory.path(), limits, vec![started()]).await;
+    }
+    assert_eq!(files(directory.path()).len(), 1 + 2 * 8);
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ pub struct Header {
     pub format: u32,
     /// Version of the coordinator that wrote it.
     pub version: String,
-    /// When the process started: the name of the chain.
+    /// When the process started.
     pub start: Time,
     /// Number of the file within its chain, from 0.
     pub part: u32,
@@ -72,11 +72,15 @@ pub enum Record {
     },
 }
 
-pub(super) fn path(directory: &Path, header: &Header) -> PathBuf {
-    directory.join(format!("recording-{:015}-{:05}.jsonl", header.start.0, header.part))
+/// The highest number that names have room for.
+pub(super) const LAST_NUMBER: u64 = 999_999_999_999_999;
+
+pub(super) fn path(directory: &Path, number: u64, part: u32) -> PathBuf {
+    directory.join(format!("recording-{number:015}-{part:05}.jsonl"))
 }
 
-/// Start and part of a recording's file, from its name; `None` where it is none.
+/// Number of the chain and part of a recording's file, from its name; `None` where it is none. The number is the start
+/// of the process, or a little more than that of the chain before where the clock went back between the two.
 #[must_use]
 pub fn chain_of(path: &Path) -> Option<(u64, u32)> {
     let name = path.file_name()?.to_str()?;
@@ -88,5 +92,7 @@ pub fn chain_of(path: &Path) -> Option<(u64, u32)> {
 #[must_use]
 pub fn sibling(path: &Path, header: &Header, part: u32) -> PathBuf {
     let directory = path.parent().unwrap_or_else(|| Path::new("."));
-    self::path(directory, &Header { part, ..header.clone() })
+    // A file that somebody has given another name says by its header what the others were called, almost always.
+    let number = chain_of(path).map_or(header.start.0, |(number, _)| number);
+    self::path(directory, number, part)
 }
