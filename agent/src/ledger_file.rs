@@ -289,7 +289,12 @@ mod tests {
             cluster: Some(ClusterId::from(cluster)),
             highest_term: Term { counter: 3, incarnation: u64::MAX },
             boot_id: Arc::from("boot"),
-            leases: vec![DurableLease { lease: LeaseId { term: 3, serial: 1 }, state, request }],
+            leases: vec![DurableLease {
+                lease: LeaseId { term: 3, serial: 1 },
+                state,
+                request,
+                unverified: true,
+            }],
         }
     }
 

@@ -22,7 +22,7 @@ use support::{TERM, lease, reserve};
 fn ledger(number: u64) -> Ledger {
     let stored = |serial: u64, gpus: &[u128], state: DurableState| {
         let ToAgent::Reserve { request, .. } = reserve(serial, gpus, Some(Millis(number))) else { panic!() };
-        DurableLease { lease: lease(serial), state, request: *request }
+        DurableLease { lease: lease(serial), state, request: *request, unverified: false }
     };
     Ledger {
         cluster: Some(ClusterId::from("c1")),

@@ -4,6 +4,7 @@ use phalanx_common::ids::{GpuId, LeaseId};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::topology::ProbeState;
 use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::LeaseState;
 
 use crate::action::{Action, Warning};
 use crate::core::{Core, LEDGER_RETRY_MS, start_pod};
@@ -18,9 +19,6 @@ impl Core {
         self.cluster = ledger.cluster;
         self.highest_term = ledger.highest_term;
         let same_boot = ledger.boot_id == self.boot_id && !planted::is(Bug::RestartPodsAnew);
-        if !same_boot {
-            self.earlier_boot = ledger.boot_id;
-        }
         for stored in ledger.leases {
             let id = stored.lease;
             let mut lease = Lease::stored(stored);
@@ -34,9 +32,10 @@ impl Core {
             }
             let is_promised =
                 matches!(lease.phase, Phase::Armed | Phase::Bound | Phase::Started { ended: None, .. });
-            lease.unverified = !same_boot && is_promised && !lease.gpus.is_empty();
+            lease.unverified = (lease.unverified || !same_boot) && is_promised && !lease.gpus.is_empty();
             match &mut lease.phase {
-                Phase::Started { ended: None, .. } if lease.unverified => {}
+                // Nothing of it runs any more.
+                Phase::Started { ended: None, .. } if lease.unverified => lease.known = LeaseState::Bound,
                 Phase::Started { at, ended: None } => {
                     let mut run_for = lease.request.run_for;
                     if same_boot {
@@ -55,18 +54,14 @@ impl Core {
             }
             self.leases.insert(id, lease);
         }
-        if !same_boot && self.is_verified() {
+        if !same_boot {
             self.touch();
         }
     }
 
-    /// Whether all leases are known to have their GPUs. Until then a restart of the agent must look again.
-    pub(crate) fn is_verified(&self) -> bool {
-        self.leases.iter().all(|(_, lease)| !lease.unverified)
-    }
-
     /// After a boot: which leases name GPUs that are still there. What runs in them begins anew, the others are void;
-    /// nothing runs in those, since nothing survives a boot. A driver that tells of no GPU at all proves nothing.
+    /// nothing runs in those, since nothing survives a boot. A driver that tells of no GPU at all proves nothing. A pod
+    /// that was let through the start gate, before the boot or since, then starts in `finish`.
     pub(crate) fn verify(&mut self, now: Time, actions: &mut Vec<Action>) {
         let Some(inventory) = &self.inventory else { return };
         if inventory.state != ProbeState::Ready || inventory.gpus.is_empty() {
@@ -88,10 +83,7 @@ impl Core {
                     self.advance(id, Phase::Ending { stopped: false });
                     self.answer(self.highest_term, id);
                 }
-                (None, Phase::Started { at, ended: None }) => {
-                    *at = now;
-                    actions.push(start_pod(id, lease, lease.request.run_for));
-                }
+                (None, Phase::Started { at, ended: None }) => *at = now,
                 (None, _) => {}
             }
         }

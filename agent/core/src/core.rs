@@ -67,8 +67,6 @@ pub(crate) struct Waiting {
 pub struct Core {
     pub(crate) node: NodeName,
     pub(crate) boot_id: Arc<str>,
-    /// Boot in which the ledger was written, while some of its leases are not verified in this one.
-    pub(crate) earlier_boot: Arc<str>,
     pub(crate) cluster: Option<ClusterId>,
     pub(crate) highest_term: Term,
     /// Revision that holds `highest_term`.
@@ -101,7 +99,6 @@ impl Core {
         let mut core = Self {
             node,
             boot_id: Arc::from(boot_id),
-            earlier_boot: Arc::from(boot_id),
             cluster: None,
             highest_term: Term::default(),
             term_in: 0,
@@ -389,7 +386,12 @@ impl Core {
         for (id, lease) in self.leases.iter_mut().filter(|(_, lease)| lease.changed_in <= persisted) {
             match lease.phase {
                 Phase::Ending { stopped } => gone.push((*id, stopped, lease.request.pod.clone())),
-                Phase::Started { .. } if lease.known != LeaseState::Started && !lease.unverified => {
+                // Let through the start gate, and it cannot start before its GPUs are seen.
+                Phase::Started { .. } if lease.unverified => {
+                    lease.known = lease.known.max(LeaseState::Bound);
+                    continue;
+                }
+                Phase::Started { .. } if lease.known != LeaseState::Started => {
                     actions.push(start_pod(*id, lease, lease.request.run_for));
                     started.push(lease.request.pod.clone());
                 }
@@ -443,7 +445,7 @@ impl Core {
         Ledger {
             cluster: self.cluster.clone(),
             highest_term: self.highest_term,
-            boot_id: if self.is_verified() { &self.boot_id } else { &self.earlier_boot }.clone(),
+            boot_id: self.boot_id.clone(),
             leases: self.leases.durable(),
         }
     }

@@ -122,7 +122,7 @@ impl Lease {
             DurableState::Started { at, ended } => Phase::Started { at, ended },
             DurableState::Releasing => Phase::Releasing,
         };
-        Self::new(stored.request, phase, Millis(0))
+        Self { unverified: stored.unverified, ..Self::new(stored.request, phase, Millis(0)) }
     }
 }
 
@@ -200,7 +200,8 @@ impl Leases {
     pub fn durable(&self) -> Vec<DurableLease> {
         let durable = |(id, lease): (&LeaseId, &Lease)| {
             let state = lease.phase.durable()?;
-            Some(DurableLease { lease: *id, state, request: lease.request.clone() })
+            let (request, unverified) = (lease.request.clone(), lease.unverified);
+            Some(DurableLease { lease: *id, state, request, unverified })
         };
         self.by_id.iter().filter_map(durable).collect()
     }

@@ -14,7 +14,7 @@ pub struct Ledger {
     pub cluster: Option<ClusterId>,
     /// Highest term obeyed.
     pub highest_term: Term,
-    /// Boot of the machine in which times were taken: CLOCK_BOOTTIME begins anew at each.
+    /// Boot of the machine in which times were taken, but for unverified leases: CLOCK_BOOTTIME begins anew at each.
     pub boot_id: Arc<str>,
     /// The leases, by id.
     pub leases: Vec<DurableLease>,
@@ -29,6 +29,9 @@ pub struct DurableLease {
     pub state: DurableState,
     /// What it is for.
     pub request: LeaseRequest,
+    /// The machine has booted since its GPUs were last seen: nothing of it runs, and its times are of an earlier boot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unverified: bool,
 }
 
 /// State of a lease that outlives the process.

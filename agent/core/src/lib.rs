@@ -9,6 +9,7 @@
 //! 1. One GPU has at most one lease, from reserved until gone.
 //! 2. What is promised beyond `reserved` is on disk before it is said, and what is gone from disk before
 //!    it is said to be gone. So a crash at any moment takes back nothing that was said.
+//!    A boot of the machine ends what ran: its leases count as bound until their GPUs are seen again.
 //! 3. Only the newest term is obeyed. A newer one is on disk before anything is answered under it.
 
 pub mod action;

@@ -240,6 +240,7 @@ fn the_checks_can_fail() {
                 lease: "1.00000001-1".parse().unwrap(),
                 state: DurableState::Armed,
                 request: request.clone(),
+                unverified: false,
             };
             let ledger = Ledger {
                 cluster: None,
