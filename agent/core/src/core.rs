@@ -82,7 +82,8 @@ pub struct Core {
     pub(crate) persisted: u64,
     /// Something durable changed since `revision`.
     pub(crate) dirty: bool,
-    retry_at: Option<Time>,
+    /// The last write failed; the next one comes then and not before.
+    pub(crate) retry_at: Option<Time>,
 }
 
 impl Core {
@@ -304,59 +305,6 @@ impl Core {
         }
     }
 
-    fn persist_failed(&mut self, revision: u64, message: String, now: Time, actions: &mut Vec<Action>) {
-        if revision <= self.persisted {
-            return;
-        }
-        let cause = RefusalCause::Disk(Arc::from(message.as_str()));
-        actions.push(Action::Warn(Warning::Ledger(message)));
-        self.retry_at = Some(now + LEDGER_RETRY_MS);
-        let (failed, waiting): (Vec<Waiting>, Vec<Waiting>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|answer| {
-                let lease = self.leases.get(answer.lease);
-                // What is a fact already (bound, started, released) waits on; what is only wished is taken back.
-                answer.needs > self.persisted
-                    && answer.needs <= revision
-                    && (answer.reserve
-                        || lease.is_some_and(|lease| {
-                            lease.phase == Phase::Armed && lease.changed_in > self.persisted
-                        }))
-            });
-        self.waiting = waiting;
-        // That a lease ends is a fact; that it cannot be written down is what its GPUs wait for.
-        let mut ending: Vec<&Waiting> = Vec::new();
-        for answer in self.waiting.iter().filter(|answer| answer.needs > self.persisted) {
-            let phase = self.leases.get(answer.lease).map(|lease| lease.phase);
-            let is_told = ending.iter().any(|told| told.lease == answer.lease);
-            if !is_told && matches!(phase, Some(Phase::Ending { .. })) {
-                ending.push(answer);
-            }
-        }
-        for answer in ending {
-            self.refuse(answer.term, answer.lease, cause.clone(), actions);
-        }
-        for answer in failed {
-            self.take_back(answer, revision, now);
-            self.refuse(answer.term, answer.lease, cause.clone(), actions);
-        }
-    }
-
-    /// Undoes a wish that could not be written: an Arm goes back to a reservation, a reservation is dropped.
-    fn take_back(&mut self, answer: Waiting, revision: u64, now: Time) {
-        let Some(lease) = self.leases.get_mut(answer.lease) else { return };
-        match lease.phase {
-            Phase::Armed if lease.changed_in > self.persisted && lease.changed_in <= revision => {
-                lease.phase = Phase::Reserved { expires_at: now + lease.expires_in };
-                // The failed write may have reached the disk all the same: only the next one settles it.
-                lease.changed_in = self.revision + 1;
-            }
-            Phase::Reserved { .. } if answer.reserve => {
-                self.leases.remove(answer.lease);
-            }
-            _ => {}
-        }
-    }
-
     fn pod_ended(&mut self, pod: &PodUid, succeeded: bool, actions: &mut Vec<Action>) {
         let Some(id) = self.leases.of_pod(pod) else { return };
         match self.leases.get(id).map(|lease| lease.phase) {
@@ -409,7 +357,8 @@ impl Core {
         for pod in started {
             self.send(FromAgent::PodStarted { pod }, actions);
         }
-        if self.dirty {
+        // While writes fail they are not tried for each message: one failure answers all that was asked since the last.
+        if self.dirty && self.retry_at.is_none() {
             self.dirty = false;
             self.revision += 1;
             actions.push(Action::Persist { revision: self.revision, ledger: self.ledger() });

@@ -15,6 +15,7 @@
 pub mod action;
 mod boot;
 pub mod core;
+mod disk;
 pub mod event;
 pub mod invariants;
 pub mod inventory;
