@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,7 +67,7 @@ pub enum Problem {
         line: usize,
         /// The key.
         key: String,
-        /// `, did you mean …?`, or nothing.
+        /// `; did you mean …?`, or nothing.
         hint: String,
         /// All keys.
         known: String,
@@ -165,10 +166,10 @@ impl Values {
     pub fn read_file(&mut self, path: &Path) -> Result<(), Problems> {
         let failed =
             |cause: std::io::Error| Problem::Read { path: path.to_owned(), cause: cause.to_string() };
-        if std::fs::metadata(path).map_err(failed)?.len() > MAX_FILE_BYTES {
-            return Err(Problem::Size { path: path.to_owned() }.into());
-        }
-        let bytes = std::fs::read(path).map_err(failed)?;
+        // Not by the length that the system tells: that of a device or a pipe is 0, and it may never end.
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(path).map_err(failed)?;
+        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
         self.read_bytes(&bytes, path)
     }
 
@@ -408,5 +409,8 @@ mod tests {
         assert!(problem(&vec![b'#'; (1 << 20) + 1]).starts_with("FILE: is larger than 1 MiB"));
         let missing = values.read_file(Path::new("/nowhere/file")).unwrap_err().to_string();
         assert!(missing.starts_with("/nowhere/file: cannot be read: No such file"), "{missing}");
+        // Has no length and no end.
+        let endless = values.read_file(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(endless.starts_with("/dev/zero: is larger than 1 MiB"), "{endless}");
     }
 }
