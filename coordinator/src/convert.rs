@@ -21,7 +21,7 @@ use crate::manifest::names::{
     SCHEDULER_VOLCANO, TASK_SPEC, TERM, parse_run_for, parse_switch, shared_text,
 };
 use crate::manifest::pod::read_pod;
-use crate::manifest::reader::{Cursor, Severity, Sink};
+use crate::manifest::reader::{Cursor, Sink};
 use crate::manifest::tree::Node;
 
 pub mod plan;
@@ -140,10 +140,7 @@ fn tree_of_spec(object: &Object) -> Node {
 }
 
 fn errors(sink: &Sink) -> impl Iterator<Item = (&str, &str)> {
-    sink.diagnostics
-        .iter()
-        .filter(|diagnostic| diagnostic.severity == Severity::Error)
-        .map(|diagnostic| (diagnostic.field.as_str(), diagnostic.message.as_str()))
+    sink.kept_errors().iter().map(|wrong| (wrong.field.as_str(), wrong.message.as_str()))
 }
 
 fn problems(key: &ObjectKey, sink: &Sink) -> Vec<String> {

@@ -4,6 +4,7 @@
 //! that have no effect yet warn too; wrong values are errors that say what is allowed.
 
 pub mod amounts;
+mod circles;
 pub mod document;
 pub mod group;
 pub mod job;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that panics has failed
 
 use phalanx_coordinator::api::{Kind, Object};
-use phalanx_coordinator::manifest::{MAX_MANIFEST_BYTES, parse};
+use phalanx_coordinator::manifest::{Diagnostic, MAX_MANIFEST_BYTES, Severity, parse};
 
 /// All diagnostics as text.
 fn lines(text: &str) -> Vec<String> {
@@ -710,4 +710,75 @@ fn what_steers_a_terminal_is_shown_and_not_printed() {
          cluster; standalone mode serves Queue, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node",
     );
     assert_eq!(lines(&queue("\"a\\tb\": 1")), ["f.yaml:5: warning: spec.a\\tb: unknown field, ignored"]);
+}
+
+fn errors(diagnostics: &[Diagnostic]) -> Vec<String> {
+    let errors = diagnostics.iter().filter(|told| told.severity == Severity::Error);
+    errors.map(ToString::to_string).collect()
+}
+
+/// A queue with as many fields that are unknown. One that is taken has a warning more: its weight is not honoured.
+fn queue_with_unknown(number: usize, weight: i32, unknown: usize) -> String {
+    let fields: String = (0..unknown).map(|at| format!(", field{at}: 1")).collect();
+    format!(
+        "---\napiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {{name: q{number}}}\n\
+         spec: {{weight: {weight}{fields}}}\n"
+    )
+}
+
+#[test]
+fn warnings_that_are_too_many_are_counted_and_are_no_failure() {
+    let text: String = (0..300).map(|number| queue_with_unknown(number, 1, 4)).collect();
+    let parsed = parse(&text, "f.yaml");
+    assert_eq!((parsed.objects.len(), parsed.diagnostics.len()), (300, 1001));
+    assert!(!parsed.has_errors());
+    let last = parsed.diagnostics.last().unwrap().to_string();
+    assert!(last.ends_with(": warning: 500 more warnings are not shown"), "{last}");
+}
+
+#[test]
+fn warnings_hide_no_error() {
+    let mut text: String = (0..260).map(|number| queue_with_unknown(number, 1, 4)).collect();
+    text += &queue_with_unknown(260, -5, 0);
+    let parsed = parse(&text, "f.yaml");
+    assert_eq!((parsed.objects.len(), parsed.diagnostics.len()), (260, 1001));
+    let errors = errors(&parsed.diagnostics);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(errors[0].starts_with("f.yaml:1305: error: spec.weight: must be"), "{errors:?}");
+    let last = parsed.diagnostics.last().unwrap().to_string();
+    assert!(last.ends_with(": warning: 301 more warnings are not shown"), "{last}");
+}
+
+#[test]
+fn errors_that_are_too_many_are_counted_as_errors() {
+    let text: String = (0..1001).map(|number| queue_with_unknown(number, -5, 1)).collect();
+    let parsed = parse(&text, "f.yaml");
+    assert_eq!((parsed.objects.len(), parsed.diagnostics.len()), (0, 1001));
+    let last = parsed.diagnostics.last().unwrap().to_string();
+    assert!(
+        last.ends_with(": error: 1 more errors and 1001 warnings are not shown: repair these first"),
+        "{last}"
+    );
+}
+
+#[test]
+fn a_long_chain_of_queues_that_ends_in_a_circle_loses_only_the_circle() {
+    let item = |number: usize, parent: usize| {
+        format!(
+            "- {{apiVersion: scheduling.volcano.sh/v1beta1, kind: Queue, metadata: {{name: q{number}}}, \
+             spec: {{parent: q{parent}}}}}\n"
+        )
+    };
+    let count = 10_000;
+    let chain: String =
+        (0..count).map(|at| item(at, if at + 1 == count { at - 1 } else { at + 1 })).collect();
+    let parsed = parse(&format!("apiVersion: v1\nkind: List\nitems:\n{chain}"), "f.yaml");
+    assert_eq!(
+        errors(&parsed.diagnostics),
+        [
+            "f.yaml:10002: error: spec.parent: the parents of queue q9998 lead back to it: name another parent",
+            "f.yaml:10003: error: spec.parent: the parents of queue q9999 lead back to it: name another parent",
+        ]
+    );
+    assert_eq!((parsed.objects.len(), parsed.lines.last()), (count - 2, Some(&10_001)));
 }

@@ -17,7 +17,7 @@ use crate::manifest::names::{
     SCHEDULER_VOLCANO, TASK_SPEC,
 };
 use crate::manifest::pod::read_pod;
-use crate::manifest::reader::{Cursor, Severity, Sink};
+use crate::manifest::reader::{Cursor, Sink};
 use crate::manifest::tree::Node;
 
 /// Pods created for one job at a time: their changes call for the next ones.
@@ -54,8 +54,7 @@ pub fn job(job: &Object, group: Option<&Object>, pods: &[&Object], now: Time, wr
     let mut sink = Sink::new("");
     let fields = read_job(&Cursor::root(&tree, "spec"), &job.metadata.name, &mut sink);
     if sink.errors() > 0 {
-        let wrong = sink.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
-        writes.warnings.extend(wrong.map(|wrong| {
+        writes.warnings.extend(sink.kept_errors().iter().map(|wrong| {
             format!("{}: {}: {}; the job is left as it is", job.key(), wrong.field, wrong.message)
         }));
         return;

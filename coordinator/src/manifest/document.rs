@@ -6,6 +6,7 @@ use phalanx_text::closest;
 use serde_json::{Map, Value};
 
 use super::amounts::resources_to_json;
+use super::circles::in_circles;
 use super::group::{read_node, read_pod_group, read_priority, read_queue};
 use super::job::read_job;
 use super::names::{MAX_LABEL, name_problem, read_annotations, read_label_name, read_labels, read_name};
@@ -25,7 +26,7 @@ pub fn parse(text: &str, file: &str) -> Parsed {
         let message =
             format!("the file has {} bytes; at most {MAX_MANIFEST_BYTES} are read: split it", text.len());
         sink.push(Severity::Error, 1, "", message);
-        return Parsed { diagnostics: sink.diagnostics, ..Parsed::default() };
+        return Parsed { diagnostics: sink.finish(), ..Parsed::default() };
     }
     let (documents, errors) = parse_documents(text);
     for error in errors {
@@ -197,21 +198,23 @@ impl Reader {
             .filter(|object| object.kind == Kind::Queue)
             .filter_map(|queue| Some((&*queue.metadata.name, queue.spec.get("parent")?.as_str()?)))
             .collect();
-        let mut wrong = Vec::new();
-        for (at, object) in self.objects.iter().enumerate() {
-            let name = object.metadata.name.as_str();
-            let up = |queue: &&str| parents.get(queue).copied();
-            let mut above = std::iter::successors(parents.get(name).copied(), up).take(parents.len());
-            if object.kind == Kind::Queue && above.any(|parent| parent == name) {
-                wrong.push(at);
-                let message = format!("the parents of queue {name} lead back to it: name another parent");
-                self.sink.push(Severity::Error, self.starts[at], "spec.parent", message);
-            }
+        let circles = in_circles(parents.keys().copied(), |name| parents.get(name).copied());
+        if circles.is_empty() {
+            return;
         }
-        for at in wrong.into_iter().rev() {
-            self.objects.remove(at);
-            self.starts.remove(at);
+        let is_wrong =
+            |object: &Object| object.kind == Kind::Queue && circles.contains(object.metadata.name.as_str());
+        let wrong: Vec<bool> = self.objects.iter().map(is_wrong).collect();
+        for (object, line) in self.objects.iter().zip(&self.starts).filter(|(object, _)| is_wrong(object)) {
+            let name = &object.metadata.name;
+            let message = format!("the parents of queue {name} lead back to it: name another parent");
+            self.sink.push(Severity::Error, *line, "spec.parent", message);
         }
+        // All at once: taking them out one by one would move the rest of a long file each time.
+        let mut of_objects = wrong.iter();
+        self.objects.retain(|_| of_objects.next() == Some(&false));
+        let mut of_starts = wrong.iter();
+        self.starts.retain(|_| of_starts.next() == Some(&false));
     }
 
     fn add(&mut self, object: Object, cursor: &Cursor<'_>) {

@@ -51,11 +51,12 @@ impl fmt::Display for Diagnostic {
 #[derive(Debug)]
 pub struct Sink {
     file: String,
-    /// What was found so far.
-    pub diagnostics: Vec<Diagnostic>,
-    errors: usize,
-    /// Those that are not kept, because there are too many.
-    dropped: usize,
+    /// The first errors. Warnings have a bound of their own: however many there are, they hide no error.
+    errors: Vec<Diagnostic>,
+    warnings: Vec<Diagnostic>,
+    /// All there were, kept or not.
+    error_count: usize,
+    warning_count: usize,
 }
 
 /// Diagnostics of one file stop here: a file of nonsense must not become megabytes of text.
@@ -68,16 +69,24 @@ impl Sink {
     /// For a file of this name.
     #[must_use]
     pub fn new(file: &str) -> Self {
-        Self { file: file.to_owned(), diagnostics: Vec::new(), errors: 0, dropped: 0 }
+        Self {
+            file: file.to_owned(),
+            errors: Vec::new(),
+            warnings: Vec::new(),
+            error_count: 0,
+            warning_count: 0,
+        }
     }
 
     /// Adds a diagnostic.
     pub fn push(&mut self, severity: Severity, line: usize, field: &str, message: impl Into<String>) {
-        self.errors += usize::from(severity == Severity::Error);
-        if self.is_full() {
-            self.dropped += 1;
-        } else {
-            self.diagnostics.push(Diagnostic {
+        let (kept, count) = match severity {
+            Severity::Error => (&mut self.errors, &mut self.error_count),
+            Severity::Warning => (&mut self.warnings, &mut self.warning_count),
+        };
+        *count += 1;
+        if kept.len() < MAX_DIAGNOSTICS {
+            kept.push(Diagnostic {
                 severity,
                 file: self.file.clone(),
                 line,
@@ -90,26 +99,43 @@ impl Sink {
     /// Number of errors so far, kept or not: they decide whether an object is applied.
     #[must_use]
     pub const fn errors(&self) -> usize {
-        self.errors
+        self.error_count
     }
 
-    /// True where no more is kept.
+    /// The errors that are kept, as they were found.
     #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.diagnostics.len() >= MAX_DIAGNOSTICS
+    pub fn kept_errors(&self) -> &[Diagnostic] {
+        &self.errors
     }
 
-    /// All that is kept, by line; the last one says how many are not.
+    /// True where no more warnings are kept.
+    fn is_full_of_warnings(&self) -> bool {
+        self.warnings.len() >= MAX_DIAGNOSTICS
+    }
+
+    /// What is kept, by line: errors before warnings where there is no room for both. The last one says how many are
+    /// not shown, and is an error only where an error is not.
     #[must_use]
-    pub fn finish(mut self) -> Vec<Diagnostic> {
-        self.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
-        if let Some(last) = self.diagnostics.last().filter(|_| self.dropped > 0) {
-            let message = format!("{} more are not shown: repair these first", self.dropped);
-            let last =
-                Diagnostic { severity: Severity::Error, message, field: String::new(), ..last.clone() };
-            self.diagnostics.push(last);
-        }
-        self.diagnostics
+    pub fn finish(self) -> Vec<Diagnostic> {
+        let mut kept = self.errors;
+        let errors_left_out = self.error_count - kept.len();
+        kept.extend(self.warnings.into_iter().take(MAX_DIAGNOSTICS - kept.len()));
+        let warnings_left_out = self.error_count + self.warning_count - kept.len() - errors_left_out;
+        kept.sort_by_key(|diagnostic| diagnostic.line);
+        let (severity, message) = match (errors_left_out, warnings_left_out) {
+            (0, 0) => return kept,
+            (0, warnings) => (Severity::Warning, format!("{warnings} more warnings are not shown")),
+            (errors, 0) => {
+                (Severity::Error, format!("{errors} more errors are not shown: repair these first"))
+            }
+            (errors, warnings) => (
+                Severity::Error,
+                format!("{errors} more errors and {warnings} warnings are not shown: repair these first"),
+            ),
+        };
+        let line = kept.last().map_or(1, |last| last.line);
+        kept.push(Diagnostic { severity, file: self.file, line, field: String::new(), message });
+        kept
     }
 }
 
@@ -365,7 +391,8 @@ impl<'n> Fields<'n> {
             self.entries.iter().filter(|entry| !self.known.contains(&&*entry.key)).collect();
         for entry in unknown.iter().take(MAX_UNKNOWN_FIELDS) {
             // A hint that nobody sees must cost no time.
-            let known = self.known.iter().copied().take(if sink.is_full() { 0 } else { usize::MAX });
+            let known =
+                self.known.iter().copied().take(if sink.is_full_of_warnings() { 0 } else { usize::MAX });
             let hint = did_you_mean(&entry.key, known);
             self.cursor.entry_cursor(entry).warn(sink, format!("unknown field, ignored{hint}"));
         }
