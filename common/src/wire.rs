@@ -129,7 +129,8 @@ pub enum LeaseState {
     Armed,
     /// Its pod is bound to the node.
     Bound,
-    /// Its gang is wholly bound and its pod was let through the start gate.
+    /// Its gang is wholly bound and its pod was let through the start gate. After a boot of the machine it counts
+    /// as bound until its GPUs are seen again.
     Started,
     /// Asked to end; its pod may still run.
     Releasing,
@@ -215,7 +216,9 @@ pub enum FromAgent {
         /// The lease.
         lease: LeaseId,
     },
-    /// The request was refused; with what the node has and who holds it now.
+    /// The request was refused; with what the node has and who holds it now. Where the ledger cannot be written one
+    /// such message stands for all that was asked alike, the others are answered by `LeaseIs`; it is also sent, unasked,
+    /// while a lease that ends cannot be written down.
     Refused {
         /// Term of the request.
         term: Term,
@@ -230,7 +233,8 @@ pub enum FromAgent {
         leases: Vec<LeaseReport>,
     },
     /// State of a lease: the answer to Arm, Bound, GangBound and Release, and sent unasked when a
-    /// lease expires or its pod is really gone.
+    /// lease expires or its pod is really gone. It may be less than what was asked for: what is armed is not on
+    /// disk yet, or the machine has booted and the lease's GPUs are not seen yet. Whoever wants more asks again.
     LeaseIs {
         /// Term under which it was asked, or the newest known.
         term: Term,

@@ -434,13 +434,17 @@ impl World {
                     FromAgent::Reserved { term, lease }
                 }
             }
-            ToAgent::Arm { term, lease } if agent.disk_full => FromAgent::Refused {
-                term,
-                lease,
-                cause: cause("Disk", node.as_str()),
-                inventory: Box::new(agent.inventory.clone().unwrap()),
-                leases: agent.leases.values().cloned().collect(),
-            },
+            ToAgent::Arm { term, lease } if agent.disk_full => {
+                let leases: Vec<LeaseReport> = agent.leases.values().cloned().collect();
+                let mut reserved = leases.iter().filter(|report| report.state == LeaseState::Reserved);
+                if reserved.next().is_some_and(|first| first.lease == lease) {
+                    let inventory = Box::new(agent.inventory.clone().unwrap());
+                    FromAgent::Refused { term, lease, cause: cause("Disk", node.as_str()), inventory, leases }
+                } else {
+                    // One refusal stands for all that were asked for at a time.
+                    FromAgent::LeaseIs { term, lease, state: LeaseState::Reserved }
+                }
+            }
             ToAgent::Arm { term, lease }
             | ToAgent::Bound { term, lease }
             | ToAgent::GangBound { term, lease } => {
