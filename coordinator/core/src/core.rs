@@ -99,6 +99,9 @@ pub struct Core {
     pub(crate) to_try: BTreeSet<OrderKey>,
     /// Plans of earlier leaders that were seen since.
     pub(crate) foreign: BTreeMap<GangKey, ForeignPlan>,
+    /// Pods of leases that nobody here knows, while a write to them is on its way and they are not known to be gone.
+    #[serde(default, with = "crate::pairs")]
+    pub(crate) strangers_fenced: BTreeMap<LeaseId, PodUid>,
     /// Plans read at start.
     pub(crate) plans_found: Vec<GangPlan>,
     /// What agents told before everything stored was known.
@@ -142,6 +145,7 @@ impl Core {
             waiting: BTreeMap::new(),
             to_try: BTreeSet::new(),
             foreign: BTreeMap::new(),
+            strangers_fenced: BTreeMap::new(),
             plans_found: Vec::new(),
             reports: BTreeMap::new(),
             room_seen: 0,

@@ -267,6 +267,20 @@ impl Core {
         }
     }
 
+    /// A pod as it was when it was read, or `None` where it was gone. The answer may be late: what is known since may be
+    /// newer, also that the pod is gone.
+    pub(crate) fn apply_read(&mut self, uid: &PodUid, pod: Option<PodSpec>) {
+        match pod.filter(|pod| pod.uid == *uid) {
+            Some(pod) => {
+                let known = self.gangs.pods.get(uid).map(|known| known.spec.resource_version);
+                if known.is_some_and(|version| version <= pod.resource_version) {
+                    self.apply_pod(pod);
+                }
+            }
+            None => self.delete_pod(uid),
+        }
+    }
+
     /// The node gets the resources of a pod back that has ended or is being deleted.
     fn release_if_ended(&mut self, key: GangKey, uid: &PodUid) {
         let Some(pod) = self.gangs.pods.get(uid) else { return };
@@ -329,6 +343,7 @@ impl Core {
     }
 
     pub(crate) fn delete_pod(&mut self, uid: &PodUid) {
+        self.strangers_fenced.retain(|_, pod| pod != uid);
         let Some(pod) = self.gangs.pods.remove(uid) else { return };
         let gang = pod.spec.gang.clone();
         if let Some(key) = self.gangs.key(&gang) {

@@ -116,8 +116,22 @@ impl Core {
     /// let go only when no Binding can come any more.
     pub(crate) fn fence_stranger(&mut self, id: LeaseId, actions: &mut Vec<Action>) {
         let Some(lease) = self.leases.leases.get(&id).filter(|lease| lease.gang.is_none()) else { return };
-        let fence = self.fence(&lease.request.pod, &lease.request.pod_name);
+        let pod = lease.pod().clone();
+        let fence = self.fence(&pod, &lease.request.pod_name);
+        self.strangers_fenced.insert(id, pod);
         self.emit_pending(fence, Pending::Stranger(id), actions);
+    }
+
+    /// The answer to such a fence. Its pod may be one that was not heard of yet; one that was, and is gone since, does
+    /// not come back by a late answer.
+    pub(crate) fn stranger_read(&mut self, id: LeaseId, pod: Option<PodSpec>) {
+        if let Some(uid) = self.strangers_fenced.remove(&id) {
+            match pod {
+                Some(pod) if pod.uid == uid && !self.gangs.pods.contains_key(&uid) => self.apply_pod(pod),
+                pod => self.apply_read(&uid, pod),
+            }
+        }
+        self.stranger_fenced(id);
     }
 
     /// The pod of such a lease cannot be bound by it any more; where it is bound already, its gang has the lease now.
@@ -128,6 +142,7 @@ impl Core {
     }
 
     pub(crate) fn stranger_fence_failed(&mut self, id: LeaseId, now: Time) {
+        self.strangers_fenced.remove(&id);
         self.timers.insert((now + self.settings.resend_ms, Timer::Stranger(id)));
     }
 
@@ -156,23 +171,5 @@ impl Core {
             self.raising_above = Some(highest);
             self.emit(Command::RaiseTerm { above: highest }, actions);
         }
-    }
-
-    /// What came of reading a pod for one of these.
-    pub(crate) fn foreign_read(&mut self, pending: &Pending, uid: &PodUid, pod: Option<PodSpec>) {
-        match pod {
-            Some(pod) if pod.uid == *uid => self.apply_pod(pod),
-            Some(_) | None => self.delete_pod(uid),
-        }
-        match pending {
-            Pending::Foreign(key, uid) => self.foreign_fenced(*key, uid),
-            Pending::Stranger(id) => self.stranger_fenced(*id),
-            _ => {}
-        }
-    }
-
-    /// The pod of a stranger's lease.
-    pub(crate) fn pod_of_stranger(&self, id: LeaseId) -> Option<PodUid> {
-        self.leases.leases.get(&id).map(|lease| lease.pod().clone())
     }
 }

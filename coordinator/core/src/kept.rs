@@ -40,6 +40,7 @@ impl Core {
             ("gangs_waiting", self.waiting.len()),
             ("gangs_to_try", self.to_try.len()),
             ("gangs_admitted", queued),
+            ("strangers_fenced", self.strangers_fenced.len()),
             ("plans_found", self.plans_found.len()),
             ("lease_reports", reports),
         ]

@@ -33,6 +33,7 @@ mod recover;
 mod refuse;
 mod replies;
 mod required;
+mod retry;
 mod round;
 pub mod settings;
 mod show;

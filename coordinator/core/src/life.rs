@@ -12,7 +12,7 @@ use crate::action::{Action, Command};
 use crate::amounts::Amounts;
 use crate::core::{Core, Pending, Timer};
 use crate::gang::{GangKey, Tally};
-use crate::phase::{BindState, Phase, PhaseKind};
+use crate::phase::{Member, Phase, PhaseKind};
 
 impl Core {
     /// Changes a gang's phase, and everything that is counted by phase.
@@ -263,8 +263,8 @@ impl Core {
         let unbound = round.as_ref().map_or_else(BTreeSet::new, |round| round.unbound.clone());
         for uid in &unbound {
             let Some(pod) = self.gangs.pods.get(uid) else { continue };
-            let bind = round.as_ref().and_then(|round| round.members.get(uid)).map(|member| member.bind);
-            if matches!(bind, Some(BindState::Sent(_) | BindState::Reading(_))) {
+            let member = round.as_ref().and_then(|round| round.members.get(uid));
+            if member.is_some_and(Member::may_be_bound) {
                 let fence = self.fence(uid, &pod.spec.name);
                 fencing
                     .insert(uid.clone(), self.emit_pending(fence, Pending::Pod(key, uid.clone()), actions));

@@ -35,6 +35,8 @@ pub(crate) enum BindState {
     Sent(ActionId),
     /// Its outcome is not known: the pod is being read, or fenced, first.
     Reading(ActionId),
+    /// Its outcome is not known, and not for the first time: the pod is read then.
+    ReadAt(Time),
     /// To be tried again then.
     RetryAt(Time),
     /// Bound.
@@ -46,6 +48,20 @@ pub(crate) enum BindState {
 pub(crate) struct Member {
     pub(crate) lease: LeaseId,
     pub(crate) bind: BindState,
+    /// Writes to the pod in a row of which nobody knows what came of them.
+    #[serde(default)]
+    pub(crate) failures: u32,
+}
+
+impl Member {
+    pub(crate) const fn new(lease: LeaseId, bind: BindState) -> Self {
+        Self { lease, bind, failures: 0 }
+    }
+
+    /// True where a Binding may be on its way, or may have arrived.
+    pub(crate) const fn may_be_bound(&self) -> bool {
+        self.failures > 0 || matches!(self.bind, BindState::Sent(_) | BindState::Reading(_))
+    }
 }
 
 /// Pods that are placed together: the gang's minimum, or pods that join it later.
@@ -71,12 +87,18 @@ pub(crate) struct Round {
     pub(crate) plan_write: Option<ActionId>,
     /// A plan may stand in the API.
     pub(crate) plan_stored: bool,
-    /// The plan of an earlier leader could not be made ours; it is tried again then.
+    /// The plan could not be written, or made ours; it is tried again then.
     pub(crate) plan_retry_at: Option<Time>,
+    /// Its writes in a row that failed.
+    #[serde(default)]
+    pub(crate) plan_failures: u32,
     /// A pod left the round: before the commit point the round is planned anew.
     pub(crate) lost_member: bool,
-    /// The last Binding that the API refused for good: pod and cause.
+    /// The last Binding that failed: pod and cause.
     pub(crate) refused: Option<Arc<str>>,
+    /// That cause alone.
+    #[serde(default)]
+    pub(crate) refused_for: Option<Arc<str>>,
 }
 
 impl Round {
@@ -95,8 +117,10 @@ impl Round {
             plan_write: None,
             plan_stored: false,
             plan_retry_at: None,
+            plan_failures: 0,
             lost_member: false,
             refused: None,
+            refused_for: None,
         }
     }
 }

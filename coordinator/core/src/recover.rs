@@ -183,7 +183,7 @@ impl Core {
             };
             let fence = self.fence(&planned.pod, &pod.spec.name);
             let action = self.emit_pending(fence, Pending::Pod(key, planned.pod.clone()), actions);
-            round.members.insert(planned.pod.clone(), Member { lease: id, bind: BindState::Reading(action) });
+            round.members.insert(planned.pod.clone(), Member::new(id, BindState::Reading(action)));
             round.unbound.insert(planned.pod.clone());
         }
         self.timers.insert((plan.binding_deadline, Timer::Gang(key)));

@@ -190,13 +190,12 @@ impl Core {
             return;
         }
         if round.step == Step::Binding {
-            self.plan_adopted(key, outcome, now, actions);
+            self.plan_adopted(key, outcome, now);
             return;
         }
         match outcome {
             Outcome::Done => self.arm(key, now),
-            // Writing the same plan again is harmless, whether the first write was done or not.
-            Outcome::Unknown => self.write_plan(key, actions),
+            Outcome::Unknown => self.retry_plan(key, now),
             Outcome::Conflict | Outcome::NotFound | Outcome::Refused(_) => {
                 let name = self.gangs.gangs.get(&key).map(|gang| gang.spec.name.to_string());
                 let message = format!(
@@ -211,19 +210,19 @@ impl Core {
     }
 
     /// What came of making the plan of an earlier leader ours. Until it is, nothing is bound.
-    fn plan_adopted(&mut self, key: GangKey, outcome: &Outcome, now: Time, actions: &mut Vec<Action>) {
+    fn plan_adopted(&mut self, key: GangKey, outcome: &Outcome, now: Time) {
         // The plan of a gang whose PodGroup is gone goes with it, and cannot be written any more.
         let is_lost = self.gangs.gangs.get(&key).is_none_or(|gang| gang.deleted);
-        let retry_at = now + self.settings.resend_ms;
         let Some(round) = self.round_mut(key) else { return };
         round.plan_write = None;
         match outcome {
-            Outcome::Unknown => self.put_plan(key, actions),
+            Outcome::Unknown => self.retry_plan(key, now),
             Outcome::Conflict | Outcome::NotFound | Outcome::Refused(_) if !is_lost => {
-                round.plan_retry_at = Some(retry_at);
-                self.timers.insert((retry_at, Timer::Gang(key)));
+                self.retry_plan(key, now);
             }
-            Outcome::Done | Outcome::Conflict | Outcome::NotFound | Outcome::Refused(_) => {}
+            Outcome::Done | Outcome::Conflict | Outcome::NotFound | Outcome::Refused(_) => {
+                round.plan_failures = 0;
+            }
         }
         self.touched.insert(key);
     }
@@ -243,22 +242,7 @@ impl Core {
             Outcome::Conflict if planted::is(Bug::ConflictIsDone) => self.note_done(key, uid),
             Outcome::Unknown if planted::is(Bug::TimedOutIsFailed) => self.give_up(key, uid),
             Outcome::NotFound => self.delete_pod(uid),
-            // It may have taken effect: the pod knows.
-            Outcome::Conflict | Outcome::Unknown => {
-                let Some(pod) = self.gangs.pods.get(uid) else { return };
-                let name = pod.spec.name.clone();
-                let read = Command::ReadPod { pod: uid.clone(), name: name.clone() };
-                if self.is_sent(key, uid, id) {
-                    let cause = match outcome {
-                        Outcome::Conflict => "conflict, it was changed or bound meanwhile",
-                        _ => "no answer in time, and it may have been done",
-                    };
-                    let message = format!("bind failed: pod {name}: {cause}; it is read again");
-                    self.note_bind_failure(key, message, actions);
-                    let read = self.emit_pending(read, Pending::Pod(key, uid.clone()), actions);
-                    self.set_bind(key, uid, BindState::Reading(read));
-                }
-            }
+            Outcome::Conflict | Outcome::Unknown => self.read_again(key, uid, id, outcome, now, actions),
             Outcome::Refused(message) => {
                 if self.is_sent(key, uid, id) {
                     let retry = now + Millis(self.settings.resend_ms.0 * REFUSED_BINDING_FACTOR);
@@ -266,9 +250,8 @@ impl Core {
                     self.timers.insert((retry, Timer::Gang(key)));
                     let name =
                         self.gangs.pods.get(uid).map(|pod| pod.spec.name.to_string()).unwrap_or_default();
-                    let message =
-                        format!("bind failed: the API refuses the Binding of pod {name}: {message}");
-                    self.note_bind_failure(key, message, actions);
+                    let text = format!("bind failed: the API refuses the Binding of pod {name}: {message}");
+                    self.note_bind_failure(key, message, text, actions);
                 }
             }
         }
@@ -282,15 +265,7 @@ impl Core {
         }
     }
 
-    /// Says it to people, and keeps it for the reason.
-    fn note_bind_failure(&mut self, key: GangKey, message: String, actions: &mut Vec<Action>) {
-        if let Some(round) = self.round_mut(key) {
-            round.refused = Some(Arc::from(message.as_str()));
-        }
-        self.emit(Command::Warn { message }, actions);
-    }
-
-    fn is_sent(&mut self, key: GangKey, uid: &PodUid, id: ActionId) -> bool {
+    pub(crate) fn is_sent(&mut self, key: GangKey, uid: &PodUid, id: ActionId) -> bool {
         let member = self.round_mut(key).and_then(|round| round.members.get(uid));
         member.is_some_and(
             |member| matches!(member.bind, BindState::Sent(sent) | BindState::Reading(sent) if sent == id),
@@ -314,24 +289,17 @@ impl Core {
     pub(crate) fn pod_read(&mut self, id: ActionId, pod: Option<PodSpec>) {
         let (key, uid) = match self.pending.remove(&id) {
             Some(Pending::Pod(key, uid)) => (key, uid),
-            Some(pending @ Pending::Foreign(..)) => {
-                if let Pending::Foreign(_, uid) = &pending {
-                    self.foreign_read(&pending, uid, pod);
-                }
-                return;
+            Some(Pending::Foreign(key, uid)) => {
+                self.apply_read(&uid, pod);
+                return self.foreign_fenced(key, &uid);
             }
-            Some(Pending::Stranger(lease)) => {
-                if let Some(uid) = self.pod_of_stranger(lease) {
-                    self.foreign_read(&Pending::Stranger(lease), &uid, pod);
-                }
-                return;
-            }
-            _ => return,
+            Some(Pending::Stranger(lease)) => return self.stranger_read(lease, pod),
+            Some(
+                Pending::Plan(_) | Pending::GangStatus(_) | Pending::QueueStatus(_) | Pending::PlanRemoval(_),
+            )
+            | None => return,
         };
-        match pod {
-            Some(pod) if pod.uid == uid => self.apply_pod(pod),
-            Some(_) | None => self.delete_pod(&uid),
-        }
+        self.apply_read(&uid, pod);
         self.touched.insert(key);
         if self.is_sent(key, &uid, id) {
             self.set_bind(key, &uid, BindState::Waiting);

@@ -66,7 +66,7 @@ impl Core {
         };
         pod.lease = Some(id);
         let taken = Taken { lease: id, amounts: pod.need.amounts.clone(), gpus };
-        round.members.insert(place.pod.clone(), Member { lease: id, bind: BindState::Waiting });
+        round.members.insert(place.pod.clone(), Member::new(id, BindState::Waiting));
         round.unbound.insert(place.pod.clone());
         if !local {
             round.unconfirmed.insert(id);
@@ -107,7 +107,11 @@ impl Core {
                 }
             }
             // The writer always answers.
-            Step::Committing => {}
+            Step::Committing => {
+                if round.plan_retry_at.is_some_and(|at| at <= now) {
+                    self.put_plan(key, actions);
+                }
+            }
             Step::Arming => {
                 if round.unarmed.is_empty() || planted::is(Bug::BindBeforeArmed) {
                     self.commit(key);
@@ -189,6 +193,7 @@ impl Core {
         let Some(round) = self.round_mut(key) else { return };
         round.plan_write = None;
         round.plan_stored = true;
+        round.plan_failures = 0;
         round.deadline = deadline;
         let leases: Vec<LeaseId> = round.members.values().map(|member| member.lease).collect();
         for lease in leases {
@@ -214,13 +219,8 @@ impl Core {
     }
 
     fn progress_binding(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        self.retry_due(key, now, actions);
         let Some(round) = self.round_mut(key) else { return };
-        for (uid, member) in &mut round.members {
-            if matches!(member.bind, BindState::RetryAt(time) if time <= now) {
-                member.bind = BindState::Waiting;
-                round.to_bind.insert(uid.clone());
-            }
-        }
         if round.unbound.is_empty() {
             self.complete_round(key, actions);
             return;

@@ -110,7 +110,12 @@ impl Core {
                 gang.reason.clone().or_else(|| step("it is looked at in a moment"))
             }
             PhaseKind::Reserving => step("agents are asked to reserve its GPUs"),
-            PhaseKind::Committing => step("its plan is being written"),
+            PhaseKind::Committing => match gang.phase.round().map_or(0, |round| round.plan_failures) {
+                0 => step("its plan is being written"),
+                count => {
+                    step(&format!("its plan is being written; writes without an answer so far: {count}"))
+                }
+            },
             PhaseKind::Arming => {
                 let unarmed = gang.phase.round().into_iter().flat_map(|round| &round.unarmed);
                 let nodes =

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use phalanx_common::gang::{
     Blocker, ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec, ShownGang,
 };
-use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
+use phalanx_common::ids::{ActionId, GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::queue::{PriorityClassSpec, QueueSpec, ShownQueue};
 use phalanx_common::resources::{ResourceName, Resources, parse_quantity};
@@ -64,6 +64,10 @@ pub struct World {
     statuses: BTreeMap<GangName, GangStatus>,
     /// Outcomes that the next Bindings get, before the API obeys again.
     bind_faults: VecDeque<String>,
+    /// Writes and reads of plans and pods get no answer, and are not done: the store fails.
+    store_fails: bool,
+    /// Answers to reads of pods, kept back until they are let go.
+    late_reads: Option<Vec<Event>>,
     /// Bindings that a coordinator which is dead had sent.
     late_bindings: BTreeMap<GangName, (PodUid, u64, PodBinding)>,
     /// Actions are kept back, one `step` at a time.
@@ -101,6 +105,8 @@ impl World {
             plans: BTreeMap::new(),
             statuses: BTreeMap::new(),
             bind_faults: VecDeque::new(),
+            store_fails: false,
+            late_reads: None,
             late_bindings: BTreeMap::new(),
             manual: false,
             next_session: 0,
@@ -272,6 +278,18 @@ impl World {
     fn perform(&mut self, action: Action) {
         let id = action.id;
         let done = |outcome| Event::ActionDone { action: id, outcome };
+        let is_write = matches!(
+            action.command,
+            Command::WritePlan(_)
+                | Command::DeletePlan { .. }
+                | Command::Bind { .. }
+                | Command::FenceWrite { .. }
+                | Command::ReadPod { .. }
+                | Command::Evict { .. }
+        );
+        if self.store_fails && is_write {
+            return self.apply(done(Outcome::Unknown));
+        }
         match action.command {
             Command::Send { node, session, message } => self.deliver(&node, session, *message),
             Command::RaiseTerm { above } => {
@@ -301,13 +319,9 @@ impl World {
                 if let Some(pod) = self.pods.get_mut(&pod) {
                     pod.term = term.counter;
                 }
-                let read = self.pods.get(&pod).cloned().map(Box::new);
-                self.apply(Event::PodRead { action: id, pod: read });
+                self.answer_read(id, &pod);
             }
-            Command::ReadPod { pod, .. } => {
-                let read = self.pods.get(&pod).cloned().map(Box::new);
-                self.apply(Event::PodRead { action: id, pod: read });
-            }
+            Command::ReadPod { pod, .. } => self.answer_read(id, &pod),
             Command::Evict { pod, .. } => {
                 self.evictions += 1;
                 self.delete_pod(&pod);
@@ -326,6 +340,15 @@ impl World {
         }
     }
 
+    /// The pod as it is now; told now or later.
+    fn answer_read(&mut self, action: ActionId, pod: &PodUid) {
+        let event = Event::PodRead { action, pod: self.pods.get(pod).cloned().map(Box::new) };
+        match &mut self.late_reads {
+            Some(late) => late.push(event),
+            None => self.apply(event),
+        }
+    }
+
     fn touch(&mut self, pod: &PodUid) {
         self.next_version += 1;
         if let Some(pod) = self.pods.get_mut(pod) {
@@ -333,7 +356,7 @@ impl World {
         }
     }
 
-    fn bind(&mut self, id: phalanx_common::ids::ActionId, pod: &PodUid, version: u64, binding: PodBinding) {
+    fn bind(&mut self, id: ActionId, pod: &PodUid, version: u64, binding: PodBinding) {
         let fault = self.bind_faults.pop_front().unwrap_or_default();
         let Some(stored) = self.pods.get(pod) else {
             return self.apply(Event::ActionDone { action: id, outcome: Outcome::NotFound });
@@ -714,6 +737,14 @@ impl World {
             "bind-faults" => {
                 self.bind_faults = words.plain[1..].iter().map(|word| (*word).to_owned()).collect()
             }
+            "reads-are-late" => self.late_reads = Some(Vec::new()),
+            "reads-arrive" => {
+                for event in self.late_reads.take().unwrap() {
+                    self.apply(event);
+                }
+            }
+            "store-fails" => self.store_fails = true,
+            "store-works" => self.store_fails = false,
             "state" => self.print_state(),
             "nodes" => self.print_nodes(),
             "used" => self.print_used(),
