@@ -148,6 +148,18 @@ impl Core {
         }
     }
 
+    /// Something of a node has changed, by its agent's own word: what it refused before it may give now. A pod that is
+    /// bound and has lost its lease must not wait until the next time it would be asked for.
+    pub(crate) fn ask_anew(&mut self, node: NodeIndex) {
+        for id in self.leases.by_node.get(&node).into_iter().flatten() {
+            let Some(lease) = self.leases.leases.get_mut(id) else { continue };
+            if lease.known.is_none() && lease.refused > 0 {
+                (lease.refused, lease.sent) = (0, None);
+                self.leases.touched.insert(*id);
+            }
+        }
+    }
+
     /// When a gang is tried again after a refusal: later each time, so that no cause whatever makes a fast loop.
     pub(crate) fn retry_at(&self, key: GangKey, now: Time) -> Time {
         let drops = self.gangs.gangs.get(&key).map_or(0, |gang| gang.drops_in_row);

@@ -28,6 +28,7 @@ impl Core {
         }
         // Whoever says Hello is silent no more.
         self.cluster.end_early(node, EarlyEnd::Answer);
+        self.ask_anew(node);
         if self.synced {
             self.reconcile(node, hello.leases, actions);
         } else {
@@ -77,8 +78,12 @@ impl Core {
         match message {
             FromAgent::Inventory(inventory) => {
                 self.apply_inventory(name, session, inventory);
+                self.ask_anew(node);
             }
-            FromAgent::HealthChanged { gpus } => self.cluster.apply_health(node, &gpus),
+            FromAgent::HealthChanged { gpus } => {
+                self.cluster.apply_health(node, &gpus);
+                self.ask_anew(node);
+            }
             FromAgent::Reserved { lease, .. } => {
                 self.cluster.note_promise(node);
                 self.confirmed(lease);

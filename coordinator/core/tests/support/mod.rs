@@ -1048,6 +1048,15 @@ impl World {
                 agent.refuse = words.plain[3].parse().unwrap();
                 agent.cause = words.options.get("cause").map(|text| cause(text, words.plain[1]));
             }
+            "finds-gpus" => {
+                // All of its GPUs are well again, by a message that says so.
+                let agent = self.agents.get_mut(&node).unwrap();
+                let gpus = &mut agent.inventory.as_mut().unwrap().gpus;
+                gpus.iter_mut().for_each(|gpu| gpu.health = GpuHealth::Healthy);
+                let gpus = gpus.iter().map(|gpu| (gpu.id, GpuHealth::Healthy)).collect();
+                let (session, message) = (agent.session, Box::new(FromAgent::HealthChanged { gpus }));
+                self.apply(Event::AgentSaid { node, session, message });
+            }
             "stalls" => self.agents.get_mut(&node).unwrap().stalls = true,
             "goes-on" => self.agents.get_mut(&node).unwrap().stalls = false,
             "most-leases" => {
