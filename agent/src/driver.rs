@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::clock;
 use crate::ledger_file::LedgerFile;
-use crate::link::{LinkEvent, Outgoing};
+use crate::link::{LinkEvent, LinkSender};
 use crate::runner::Runner;
 
 /// A sign of life is sent after this time of silence. It comes from this loop, not from the link: a loop that
@@ -98,7 +98,7 @@ pub(crate) struct Driver {
     pub(crate) inventories: mpsc::Receiver<Inventory>,
     /// The link may dial once the hardware was read: Hello tells what the node has.
     pub(crate) may_dial: Option<oneshot::Sender<()>>,
-    pub(crate) session: Option<(u64, mpsc::Sender<Outgoing>)>,
+    pub(crate) session: Option<(u64, LinkSender)>,
     pub(crate) last_sent: Time,
 }
 
@@ -221,7 +221,7 @@ impl Driver {
     fn send(&mut self, message: FromAgent) -> bool {
         let Some((_, sender)) = &self.session else { return true };
         self.last_sent = clock::now();
-        let sent = sender.try_send(Outgoing::Message(Box::new(message))).is_ok();
+        let sent = sender.try_send(message);
         if !sent {
             self.session = None;
         }

@@ -4,13 +4,16 @@
 //! our certificate.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_common::wire::{FromAgent, MAX_LEASES, OLDEST_VERSION, ToAgent, VERSION};
+use phalanx_common::topology::Inventory;
+use phalanx_common::wire::{FromAgent, LeaseReport, MAX_LEASES, OLDEST_VERSION, ToAgent, VERSION};
+use phalanx_node_core::leases::message_bytes;
 use phalanx_transport::{COORDINATOR_NAME, ControlReader, ControlWriter, FrameError, open_control};
 use quinn::{ClientConfig, Connection, Endpoint};
 use thiserror::Error;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
 use crate::driver::Input;
@@ -18,8 +21,12 @@ use crate::driver::Input;
 /// Messages that may wait for the stream: some for every lease a node can have. An agent that has more to say than
 /// this begins anew.
 const OUTGOING: usize = 4 * MAX_LEASES;
+/// Bytes of them. A refusal names everything that the node has, and many of them may be due at a time.
+const OUTGOING_BYTES: usize = 64 << 20;
 /// With less room than this for answers nothing more is read: a coordinator that does not listen has to wait.
 const ROOM: usize = OUTGOING / 2;
+/// The same in bytes: what is read already and not answered yet must find room too.
+const ROOM_BYTES: usize = OUTGOING_BYTES / 4 * 3;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Where nothing at all comes back, a new try finds the way sooner than this one, whose packets are sent ever
 /// more seldom: the last of them leaves shortly before this time is over.
@@ -45,7 +52,7 @@ pub struct LinkOptions {
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
     /// A connection stands; what is put into the channel is sent.
-    Up(u64, mpsc::Sender<Outgoing>),
+    Up(u64, LinkSender),
     /// The coordinator says something.
     Said(u64, ToAgent),
     /// The connection is gone.
@@ -55,10 +62,43 @@ pub(crate) enum LinkEvent {
 /// What goes to the stream.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
-    /// A message.
-    Message(Box<FromAgent>),
+    /// A message, and the room it takes until it has left.
+    Message(Box<FromAgent>, OwnedSemaphorePermit),
     /// All further messages are of this version.
     Version(u16),
+}
+
+/// The driver's end of a link.
+#[derive(Debug)]
+pub(crate) struct LinkSender {
+    sender: mpsc::Sender<Outgoing>,
+    /// Bytes that may still wait.
+    space: Arc<Semaphore>,
+}
+
+impl LinkSender {
+    /// Puts a message behind those that wait; false where there is no room, or the link has ended.
+    pub(crate) fn try_send(&self, message: FromAgent) -> bool {
+        let Ok(bytes) = u32::try_from(queued_bytes(&message)) else { return false };
+        let Ok(taken) = Arc::clone(&self.space).try_acquire_many_owned(bytes) else { return false };
+        self.sender.try_send(Outgoing::Message(Box::new(message), taken)).is_ok()
+    }
+}
+
+/// Bytes that a message takes while it waits, roughly.
+fn queued_bytes(message: &FromAgent) -> usize {
+    const MESSAGE: usize = 256;
+    const DEVICE: usize = 256;
+    const LINK: usize = 8;
+    let (inventory, leases): (&Inventory, &[LeaseReport]) = match message {
+        FromAgent::Hello(hello) => (&hello.inventory, &hello.leases),
+        FromAgent::Inventory(inventory) => (inventory, &[]),
+        FromAgent::Refused { inventory, leases, .. } => (inventory, leases),
+        _ => return MESSAGE,
+    };
+    let devices = inventory.gpus.len() + inventory.nics.len();
+    let leases: usize = leases.iter().map(|report| message_bytes(&report.request)).sum();
+    MESSAGE + DEVICE * devices + LINK * inventory.gpus.len() * devices + leases
 }
 
 /// Why a connection was not made, or ended.
@@ -158,14 +198,15 @@ async fn serve(
         Err(error) => return error.into(),
     };
     let (sender, outgoing) = mpsc::channel(OUTGOING);
-    // The driver must be the only one to keep the link's sender alive.
-    let answers = sender.downgrade();
+    let space = Arc::new(Semaphore::new(OUTGOING_BYTES));
     let written = Notify::new();
-    if driver.send(Input::Link(LinkEvent::Up(session, sender))).await.is_err() {
+    // The driver must be the only one to keep the link's sender alive.
+    let answers = Answers { sender: sender.downgrade(), space: Arc::clone(&space), written: &written };
+    if driver.send(Input::Link(LinkEvent::Up(session, LinkSender { sender, space }))).await.is_err() {
         return LinkError::Stopped;
     }
     let ended = tokio::select! {
-        error = read(reader, session, driver, Answers { sender: answers, written: &written }, welcomed) => error,
+        error = read(reader, session, driver, answers, welcomed) => error,
         error = write(writer, outgoing, driver, &written) => error,
     };
     let _ = driver.send(Input::Link(LinkEvent::Down(session))).await;
@@ -181,6 +222,8 @@ async fn serve(
 /// The way of what the agent answers.
 struct Answers<'l> {
     sender: mpsc::WeakSender<Outgoing>,
+    /// Bytes that may still wait.
+    space: Arc<Semaphore>,
     /// Wakes when a message has left.
     written: &'l Notify,
 }
@@ -188,7 +231,7 @@ struct Answers<'l> {
 impl Answers<'_> {
     /// Waits until there is room; `None` where the driver has given up this link.
     async fn room(&self) -> Option<()> {
-        while self.sender.upgrade()?.capacity() < ROOM {
+        while self.sender.upgrade()?.capacity() < ROOM || self.space.available_permits() < ROOM_BYTES {
             self.written.notified().await;
         }
         Some(())
@@ -256,10 +299,11 @@ async fn write(
     while let Some(next) = outgoing.recv().await {
         match next {
             Outgoing::Version(version) => writer.set_version(version),
-            Outgoing::Message(message) => {
+            Outgoing::Message(message, taken) => {
                 if let Err(error) = writer.send(&*message).await {
                     return error.into();
                 }
+                drop((message, taken));
             }
         }
         written.notify_one();
@@ -270,7 +314,53 @@ async fn write(
 
 #[cfg(test)]
 mod tests {
+    use phalanx_common::ids::{GangName, LeaseId, PodUid, Term};
+    use phalanx_common::wire::{Exactness, LeaseRequest, LeaseState, RefusalCause};
+
     use super::*;
+
+    fn refusal(leases: u64) -> FromAgent {
+        let report = |serial| LeaseReport {
+            lease: LeaseId { term: 1, serial },
+            state: LeaseState::Armed,
+            request: LeaseRequest {
+                pod: PodUid::from("uid"),
+                pod_name: GangName::new("team", "pod"),
+                gang: GangName::new("team", "gang"),
+                request: Default::default(),
+                devices: Vec::new(),
+                exactness: Exactness::Exact,
+                run_for: None,
+            },
+        };
+        FromAgent::Refused {
+            term: Term::default(),
+            lease: LeaseId { term: 1, serial: 0 },
+            cause: RefusalCause::Released,
+            inventory: Box::new(Inventory::empty(0, 0)),
+            leases: (0..leases).map(report).collect(),
+        }
+    }
+
+    #[tokio::test]
+    async fn large_messages_fill_the_queue_long_before_it_is_full_of_small_ones() {
+        let (sender, mut outgoing) = mpsc::channel(OUTGOING);
+        let link = LinkSender { sender, space: Arc::new(Semaphore::new(OUTGOING_BYTES)) };
+        let mut sent = 0;
+        while link.try_send(refusal(4_000)) {
+            sent += 1;
+        }
+        assert!((10..1_000).contains(&sent), "{sent}");
+        // What has left makes room again.
+        drop(outgoing.recv().await);
+        assert!(link.try_send(refusal(4_000)));
+        assert!(!link.try_send(refusal(4_000)));
+
+        let (sender, _outgoing) = mpsc::channel(OUTGOING);
+        let link = LinkSender { sender, space: Arc::new(Semaphore::new(OUTGOING_BYTES)) };
+        let small = (0..=OUTGOING).take_while(|_| link.try_send(FromAgent::Heartbeat)).count();
+        assert_eq!(small, OUTGOING);
+    }
 
     #[test]
     fn the_first_tries_are_quick_and_the_last_ones_spread() {

@@ -293,7 +293,8 @@ fn check_devices(request: &LeaseRequest) -> Result<(), RefusalCause> {
 }
 
 /// Bytes a lease takes in a message, from above.
-fn message_bytes(request: &LeaseRequest) -> usize {
+#[must_use]
+pub fn message_bytes(request: &LeaseRequest) -> usize {
     const LEASE: usize = 96;
     const ENTRY: usize = 24;
     let names = |resources: &Resources| -> usize {
