@@ -19,6 +19,8 @@ pub use self::disk::{Disk, LocalDisk};
 
 const FILE: &str = "ledger";
 const NEW_FILE: &str = "ledger.new";
+/// A copy that is not whole yet.
+const ASIDE_FILE: &str = "ledger.aside.new";
 const LOCK_FILE: &str = "ledger.lock";
 const MAGIC: &str = "phalanx-ledger";
 /// Format of the file that this build reads and writes.
@@ -178,15 +180,35 @@ impl LedgerFile {
         self.directory.join(name)
     }
 
-    /// Copies the present file to `ledger.WHY-N`. A copy: until the new ledger is there the old one stays.
+    /// Copies the present file to `ledger.WHY-N`. A copy: until the new ledger is there the old one stays. Under that
+    /// name it is whole or not there: on a disk that is full this is tried again every second.
     fn keep_aside(&mut self, why: &str) -> io::Result<()> {
-        let bytes = self.disk.read(&self.directory.join(FILE), MAX_BYTES)?;
-        let name = |number: u32| self.path(&format!("{FILE}.{why}-{number}"));
-        // A write that is tried again finds the copy that it made before.
-        let free = |path: &PathBuf| !path.exists() || fs::read(path).is_ok_and(|kept| kept == bytes);
-        let path = (1..MAX_KEPT).map(name).find(free).unwrap_or_else(|| name(MAX_KEPT));
-        self.disk.write(&path, &bytes)?;
-        self.disk.sync()
+        let bytes = self.disk.read(&self.path(FILE), MAX_BYTES)?;
+        let (path, is_kept) = self.place_aside(why, &bytes);
+        if !is_kept {
+            let new = self.path(ASIDE_FILE);
+            let kept = self.disk.write(&new, &bytes).and_then(|()| self.disk.sync());
+            if let Err(error) = kept.and_then(|()| self.disk.rename(&new, &path)) {
+                // It would only take space that may be what is missing.
+                let _ = self.disk.remove(&new);
+                return Err(error);
+            }
+        }
+        self.disk.sync_directory(&self.directory)
+    }
+
+    /// Where a copy of this goes, and whether it is there already: a write that is tried again finds the one that it
+    /// made before.
+    fn place_aside(&mut self, why: &str, bytes: &[u8]) -> (PathBuf, bool) {
+        let name = |number: u32| self.directory.join(format!("{FILE}.{why}-{number}"));
+        for path in (1..MAX_KEPT).map(name) {
+            match self.disk.read(&path, bytes.len() as u64 + 1) {
+                Ok(kept) if kept == bytes => return (path, true),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return (path, false),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        (name(MAX_KEPT), false)
     }
 }
 

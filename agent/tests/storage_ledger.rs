@@ -104,6 +104,7 @@ fn what_cannot_be_a_ledger_is_refused_with_its_name() {
 enum Change {
     Content(PathBuf, Vec<u8>),
     Name(PathBuf, PathBuf),
+    Gone(PathBuf),
 }
 
 /// A disk in memory: what is not synced may or may not outlive a crash.
@@ -130,6 +131,9 @@ fn make(files: &mut BTreeMap<PathBuf, Vec<u8>>, change: &Change) {
             if let Some(bytes) = files.remove(from) {
                 files.insert(to.clone(), bytes);
             }
+        }
+        Change::Gone(path) => {
+            files.remove(path);
         }
     }
 }
@@ -222,6 +226,14 @@ impl Disk for Shared {
         Ok(())
     }
 
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        let mut model = self.call()?;
+        let change = Change::Gone(path.to_owned());
+        make(&mut model.now, &change);
+        model.names.push(change);
+        Ok(())
+    }
+
     fn sync_directory(&mut self, _directory: &Path) -> io::Result<()> {
         let mut model = self.call()?;
         for change in std::mem::take(&mut model.names) {
@@ -286,20 +298,62 @@ fn a_crash_between_any_two_calls_leaves_the_old_or_the_new_ledger() {
     }
 }
 
+/// The copies of ledgers of other clusters among these files.
+fn copies(files: &BTreeMap<PathBuf, Vec<u8>>) -> Vec<&Vec<u8>> {
+    let is_copy =
+        |path: &Path| path.file_name().unwrap().to_str().unwrap().starts_with("ledger.other-cluster-");
+    files.iter().filter(|(path, _)| is_copy(path)).map(|(_, bytes)| bytes).collect()
+}
+
+/// A directory whose ledger is that of `ledger(1)`, its disk, and the one that it shall become.
+fn moving() -> (tempfile::TempDir, Shared, LedgerFile, Ledger) {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Shared::default();
+    let mut file = LedgerFile::open_on(directory.path(), Box::new(disk.clone())).unwrap().file;
+    file.write(&ledger(1)).unwrap();
+    disk.lock().calls = 0;
+    let other = Ledger { cluster: Some(ClusterId::from("c2")), ..ledger(2) };
+    (directory, disk, file, other)
+}
+
 #[test]
 fn a_crash_while_the_node_changes_its_cluster_leaves_the_old_or_the_new_ledger() {
-    let other = Ledger { cluster: Some(ClusterId::from("c2")), ..ledger(2) };
-    for call in 1..=6 {
-        let directory = tempfile::tempdir().unwrap();
-        let disk = Shared::default();
-        let mut file = LedgerFile::open_on(directory.path(), Box::new(disk.clone())).unwrap().file;
-        file.write(&ledger(1)).unwrap();
-        (disk.lock().fails_at, disk.lock().is_crash) = (Some(4 + call), true);
+    for call in 1..=8 {
+        let (directory, disk, mut file, other) = moving();
+        let old = disk.lock().now[&directory.path().join("ledger")].clone();
+        (disk.lock().fails_at, disk.lock().is_crash) = (Some(call), true);
         assert!(file.write(&other).is_err(), "{call}");
         for files in disk.crashes() {
             let found = on_disk(&files).unwrap_or_else(|error| panic!("crash at call {call}: {error}"));
             assert!(found == Some(ledger(1)) || found.as_ref() == Some(&other), "{call}: {found:?}");
+            assert!(found == Some(ledger(1)) || copies(&files) == [&old], "{call}: the old one is lost");
         }
+    }
+    let (_directory, disk, mut file, other) = moving();
+    file.write(&other).unwrap();
+    assert_eq!(disk.lock().calls, 8, "a change makes other calls than this test knows");
+}
+
+#[test]
+fn a_change_of_cluster_that_is_tried_again_and_again_leaves_one_whole_copy() {
+    for call in 1..=8 {
+        let (directory, disk, mut file, other) = moving();
+        let old = disk.lock().now[&directory.path().join("ledger")].clone();
+        for attempt in 1..=150 {
+            (disk.lock().calls, disk.lock().fails_at) = (0, Some(call));
+            let outcome = file.write(&other);
+            assert!(attempt > 1 || outcome.is_err(), "{call}");
+            let now = disk.lock().now.clone();
+            assert!(
+                copies(&now).len() <= 1 && copies(&now).iter().all(|copy| **copy == old),
+                "{call}: {attempt}"
+            );
+            assert!(!now.contains_key(&directory.path().join("ledger.aside.new")), "{call}: {attempt}");
+        }
+        disk.lock().fails_at = None;
+        file.write(&other).unwrap();
+        let now = disk.lock().now.clone();
+        assert_eq!((on_disk(&now).unwrap(), copies(&now)), (Some(other), vec![&old]), "{call}");
     }
 }
 

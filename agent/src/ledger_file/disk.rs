@@ -31,6 +31,12 @@ pub trait Disk: Debug + Send {
     /// The system's answer.
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
 
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// The system's answer.
+    fn remove(&mut self, path: &Path) -> io::Result<()>;
+
     /// Makes the names in a directory outlive a crash of the machine.
     ///
     /// # Errors
@@ -66,6 +72,10 @@ impl Disk for LocalDisk {
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
+    }
+
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
     }
 
     fn sync_directory(&mut self, directory: &Path) -> io::Result<()> {
