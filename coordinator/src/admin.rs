@@ -1,6 +1,7 @@
 //! The admin interface: health, numbers, state, reasons, and the objects. It asks for no password, so it listens on
 //! loopback unless it is told otherwise. Every error is JSON `{"error": "…"}`.
 
+mod connections;
 mod explain;
 mod limits;
 mod objects;
@@ -22,9 +23,10 @@ use axum::{Json, Router};
 use phalanx_core::view::StateView;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
-pub use self::limits::Bounded;
+pub use self::connections::{Bounded, Place};
+use self::limits::Limits;
 use crate::api::{Api, ApiError};
 use crate::driver::Question;
 use crate::metrics::Metrics;
@@ -32,8 +34,6 @@ use crate::progress::Progress;
 
 /// Largest manifest taken.
 const BODY_BYTES: usize = 4 << 20;
-/// A manifest must be there within this.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The loop answers between two passes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -58,11 +58,10 @@ pub struct AdminParts<A> {
 
 type Shared<A> = State<Arc<AdminParts<A>>>;
 
-/// The routes.
+/// The routes. They are served over `Bounded`, with its `Place` as what is known of a connection.
 pub fn router<A: Api>(parts: AdminParts<A>) -> Router {
+    let loopback = parts.loopback;
     Router::new()
-        .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(ready::<A>))
         .route("/metrics", get(metrics::<A>))
         .route("/v1/state", get(state::<A>))
         .route("/v1/explain/{namespace}/{name}", get(explain::explain::<A>))
@@ -71,40 +70,37 @@ pub fn router<A: Api>(parts: AdminParts<A>) -> Router {
         .route("/v1/delete", post(objects::delete_text::<A>))
         .route("/v1/objects/{kind}", get(objects::list::<A>))
         .route("/v1/objects/{kind}/{namespace}/{name}", get(objects::one::<A>).delete(objects::delete::<A>))
+        .route_layer(middleware::from_fn_with_state(Limits::new(), limits::bound))
+        // Whether the coordinator lives is always answered.
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready::<A>))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES))
-        .layer(middleware::from_fn_with_state(parts.loopback, refuse_browsers))
-        .layer(middleware::from_fn_with_state(
-            Arc::new(Semaphore::new(limits::REQUESTS)),
-            limits::refuse_too_many,
-        ))
+        .layer(middleware::from_fn_with_state(loopback, refuse_browsers))
+        .layer(middleware::from_fn(connections::follow))
         .with_state(Arc::new(parts))
 }
 
-/// A request's body as text, with limits for size and time.
+/// A request's text, which has arrived.
 pub(crate) struct Text(String);
 
 impl<S: Send + Sync> FromRequest<S> for Text {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        let reading = String::from_request(request, state);
-        let Ok(read) = tokio::time::timeout(BODY_TIMEOUT, reading).await else {
-            let text = format!("the text did not arrive within {} s: send it again", BODY_TIMEOUT.as_secs());
-            return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, text));
-        };
-        read.map(Self).map_err(|rejection| {
-            let status = rejection.status();
-            let text = match status {
-                StatusCode::PAYLOAD_TOO_LARGE => {
-                    "the text is larger than 4 MiB: apply it in parts".to_owned()
-                }
-                _ => format!("the text cannot be read: {}", rejection.body_text()),
-            };
-            Failure::new(status, text)
-        })
+        let read = String::from_request(request, state).await;
+        read.map(Self).map_err(|rejection| unreadable(rejection.status(), &rejection.body_text()))
     }
+}
+
+/// Why a text could not be read.
+fn unreadable(status: StatusCode, text: &str) -> Failure {
+    let text = match status {
+        StatusCode::PAYLOAD_TOO_LARGE => "the text is larger than 4 MiB: apply it in parts".to_owned(),
+        _ => format!("the text cannot be read: {text}"),
+    };
+    Failure::new(status, text)
 }
 
 /// An answer that is an error.

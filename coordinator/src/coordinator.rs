@@ -336,7 +336,7 @@ fn serve_admin<A: Api>(
     mut stopping: watch::Receiver<bool>,
     others: &mut JoinSet<()>,
 ) {
-    let router = admin::router(parts);
+    let router = admin::router(parts).into_make_service_with_connect_info::<admin::Place>();
     others.spawn(async move {
         let stop = async move {
             let _ = stopping.wait_for(|stop| *stop).await;

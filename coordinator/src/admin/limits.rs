@@ -1,212 +1,223 @@
-//! Bounds of the admin interface: connections, requests at once, and how long a connection may do nothing.
+//! Bounds of the admin interface's requests: how many are worked on at once, and how many texts are on their way.
 
-use std::future::Future;
-use std::io;
-use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::extract::{Request, State};
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::Response;
-use axum::serve::Listener;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::sync::{Semaphore, oneshot};
 
-use super::Failure;
+use super::{Failure, unreadable};
 
-/// Connections at once; more wait in the system's queue.
-const CONNECTIONS: usize = 256;
-/// A connection on which nothing moves for so long is cut. Longer than any answer takes.
-const IDLE: Duration = Duration::from_secs(60);
-/// Requests that are answered at once; more are refused with 503.
-pub(super) const REQUESTS: usize = 64;
+/// Requests that are worked on at once; more are refused with 503.
+const REQUESTS: usize = 64;
+/// Texts that are on their way at once. The one that has been for longest gives way to the next: a client that does
+/// not send what it promised keeps nobody else out.
+const TEXTS: usize = 64;
+/// A text must be there within this.
+const TEXT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Takes so many connections and no more.
-pub struct Bounded {
-    listener: TcpListener,
-    places: Arc<Semaphore>,
-    idle: Duration,
+/// The places.
+#[derive(Clone, Debug)]
+pub(super) struct Limits {
+    requests: Arc<Semaphore>,
+    texts: Arc<Texts>,
 }
 
-impl Bounded {
-    /// The admin interface's bounds.
-    #[must_use]
-    pub fn new(listener: TcpListener) -> Self {
-        Self::with(listener, CONNECTIONS, IDLE)
+impl Limits {
+    pub(super) fn new() -> Self {
+        Self::with(REQUESTS, TEXTS)
     }
 
-    fn with(listener: TcpListener, connections: usize, idle: Duration) -> Self {
-        Self { listener, places: Arc::new(Semaphore::new(connections)), idle }
+    fn with(requests: usize, texts: usize) -> Self {
+        let texts = Texts { most: texts, open: Mutex::new(BTreeMap::new()), numbers: AtomicU64::new(0) };
+        Self { requests: Arc::new(Semaphore::new(requests)), texts: Arc::new(texts) }
     }
 }
 
-impl Listener for Bounded {
-    type Io = Guarded;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Guarded, SocketAddr) {
-        // The semaphore is never closed; without a place nothing is accepted.
-        let place = Arc::clone(&self.places).acquire_owned().await.ok();
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        (Guarded { stream, idle: self.idle, deadline: Box::pin(sleep(self.idle)), _place: place }, address)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
+/// Texts that are on their way, by number.
+#[derive(Debug)]
+struct Texts {
+    most: usize,
+    /// Dropping an end gives the text up.
+    open: Mutex<BTreeMap<u64, oneshot::Sender<()>>>,
+    numbers: AtomicU64,
 }
 
-/// A connection that holds a place, and is cut when nothing moves.
-pub struct Guarded {
-    stream: TcpStream,
-    idle: Duration,
-    deadline: Pin<Box<Sleep>>,
-    _place: Option<OwnedSemaphorePermit>,
+/// A text that is on its way.
+struct Reading<'t> {
+    texts: &'t Texts,
+    number: u64,
 }
 
-impl Guarded {
-    /// What came of a step; where nothing moved, whether that has gone on for too long.
-    fn watch<T>(&mut self, step: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if step.is_ready() {
-            self.deadline.as_mut().reset(Instant::now() + self.idle);
-            return step;
+impl Texts {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, oneshot::Sender<()>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self) -> (Reading<'_>, oneshot::Receiver<()>) {
+        let mut open = self.open();
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        if open.len() >= self.most {
+            open.pop_first();
         }
-        match self.deadline.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => Poll::Pending,
+        let (stay, give_way) = oneshot::channel();
+        open.insert(number, stay);
+        (Reading { texts: self, number }, give_way)
+    }
+
+    /// The request with its whole text.
+    async fn read(&self, request: Request) -> Result<Request, Failure> {
+        let (parts, body) = request.into_parts();
+        let reading = Bytes::from_request(Request::from_parts(parts.clone(), body), &());
+        let (_open, give_way) = self.enter();
+        tokio::select! {
+            read = tokio::time::timeout(TEXT_TIMEOUT, reading) => match read {
+                Ok(Ok(bytes)) => Ok(Request::from_parts(parts, Body::from(bytes))),
+                Ok(Err(rejection)) => Err(unreadable(rejection.status(), &rejection.body_text())),
+                Err(_) => {
+                    let text =
+                        format!("the text did not arrive within {} s: send it again", TEXT_TIMEOUT.as_secs());
+                    Err(Failure::new(StatusCode::REQUEST_TIMEOUT, text))
+                }
+            },
+            _ = give_way => {
+                let text = format!(
+                    "more than {} texts are being sent, and this one has taken longest: send it again", self.most
+                );
+                Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, text))
+            }
         }
     }
 }
 
-impl AsyncRead for Guarded {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let step = Pin::new(&mut self.stream).poll_read(context, buffer);
-        self.watch(step, context)
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.texts.open().remove(&self.number);
     }
 }
 
-impl AsyncWrite for Guarded {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let step = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.watch(step, context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let step = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
-        self.watch(step, context)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
-/// Refuses what would be too much at once. Whether the coordinator lives is always answered.
-pub(super) async fn refuse_too_many(
-    State(places): State<Arc<Semaphore>>,
+/// Reads a request's text, then takes a place, or refuses what would be too much at once. What changes something is
+/// done in a task of its own: it ends also where the client does not wait for it, as half a text is worth nothing.
+pub(super) async fn bound(
+    State(limits): State<Limits>,
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    if matches!(request.uri().path(), "/healthz" | "/readyz") {
-        return Ok(next.run(request).await);
-    }
-    let Ok(_place) = places.try_acquire() else {
-        let text = format!("{REQUESTS} requests are being answered already: try again");
+    let changes = !request.method().is_safe();
+    let request = if changes { limits.texts.read(request).await? } else { request };
+    let Ok(place) = limits.requests.try_acquire_owned() else {
+        let text = format!("{REQUESTS} requests are being worked on already: try again");
         return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, text));
     };
-    Ok(next.run(request).await)
+    let work = async move {
+        let response = next.run(request).await;
+        drop(place);
+        response
+    };
+    if !changes {
+        return Ok(work.await);
+    }
+    let done = tokio::spawn(work).await;
+    done.map_err(|error| {
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the request failed: {error}"))
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use axum::Router;
-    use axum::routing::get;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::{MethodRouter, get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::{Notify, mpsc};
 
     use super::*;
 
-    async fn serve(connections: usize, idle: Duration, router: Router) -> SocketAddr {
+    async fn serve(path: &str, method: MethodRouter, limits: Limits) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let bounded = Bounded::with(listener, connections, idle);
-        tokio::spawn(async move { axum::serve(bounded, router).await });
+        let router = Router::new().route(path, method).layer(from_fn_with_state(limits, bound));
+        tokio::spawn(async move { axum::serve(listener, router).await });
         address
     }
 
-    async fn ask(address: SocketAddr, path: &str) -> String {
+    /// Sends a request with a text that may be shorter than it says.
+    async fn say(address: SocketAddr, start: &str, length: usize, text: &str) -> TcpStream {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let head = format!("{start} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
+        let request = format!("{head}content-length: {length}\r\n\r\n{text}");
         stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+
+    async fn rest(mut stream: TcpStream) -> String {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
     }
 
     #[tokio::test]
-    async fn those_who_say_nothing_are_cut_and_the_next_gets_in() {
-        let router = Router::new().route("/", get(async || "here"));
-        let address = serve(2, Duration::from_millis(50), router).await;
-        let mut slow = Vec::new();
-        for _ in 0..3 {
-            let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(b"GET / HTTP/1.1\r\nhost: ").await.unwrap();
-            slow.push(stream);
-        }
-        assert!(ask(address, "/").await.ends_with("here"));
-        let mut rest = Vec::new();
-        // Cut, by an end or a reset.
-        let _ = slow[0].read_to_end(&mut rest).await;
-        assert!(!String::from_utf8_lossy(&rest).contains("200 OK"));
-    }
-
-    #[tokio::test]
-    async fn too_many_requests_are_refused_and_health_is_not() {
-        let places = Arc::new(Semaphore::new(1));
-        let (entered, mut inside) = tokio::sync::mpsc::channel::<()>(1);
-        let hold = Arc::new(tokio::sync::Notify::new());
+    async fn too_many_requests_are_refused() {
+        let (entered, mut inside) = mpsc::channel::<()>(1);
+        let hold = Arc::new(Notify::new());
         let waiting = Arc::clone(&hold);
         let long = get(async move || {
             let _ = entered.send(()).await;
             waiting.notified().await;
             "done"
         });
-        let router = Router::new()
-            .route("/long", long)
-            .route("/healthz", get(async || "ok"))
-            .layer(axum::middleware::from_fn_with_state(places, refuse_too_many));
-        let address = serve(8, Duration::from_secs(60), router).await;
-        let first = tokio::spawn(async move { ask(address, "/long").await });
+        let address = serve("/long", long, Limits::with(1, 1)).await;
+        let first = say(address, "GET /long", 0, "").await;
         inside.recv().await.unwrap();
-        let refused = ask(address, "/long").await;
+        let refused = rest(say(address, "GET /long", 0, "").await).await;
         assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("try again"), "{refused}");
-        assert!(ask(address, "/healthz").await.ends_with("ok"));
         hold.notify_one();
-        assert!(first.await.unwrap().ends_with("done"));
+        assert!(rest(first).await.ends_with("done"));
+    }
+
+    #[tokio::test]
+    async fn half_texts_hold_no_place_and_the_oldest_gives_way() {
+        let echo = post(async |text: String| text);
+        let address = serve("/", echo, Limits::with(1, 2)).await;
+        let mut half = Vec::new();
+        for _ in 0..3 {
+            half.push(say(address, "POST /", 5, "ab").await);
+            assert!(rest(say(address, "POST /", 5, "whole").await).await.ends_with("whole"));
+        }
+        let refused = rest(half.remove(0)).await;
+        assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("send it again"), "{refused}");
+        half[1].write_all(b"cde").await.unwrap();
+        assert!(rest(half.remove(1)).await.ends_with("abcde"));
+    }
+
+    #[tokio::test]
+    async fn what_changes_something_is_done_to_its_end_also_when_nobody_waits() {
+        let (entered, mut steps) = mpsc::channel::<&str>(2);
+        let hold = Arc::new(Notify::new());
+        let waiting = Arc::clone(&hold);
+        let long = post(async move |_text: String| {
+            let _ = entered.send("begun").await;
+            waiting.notified().await;
+            let _ = entered.send("done").await;
+            "done"
+        });
+        let address = serve("/", long, Limits::with(1, 1)).await;
+        let client = say(address, "POST /", 5, "whole").await;
+        assert_eq!(steps.recv().await, Some("begun"));
+        drop(client);
+        // The place is free only when the work has ended.
+        let refused = rest(say(address, "POST /", 5, "whole").await).await;
+        assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+        hold.notify_one();
+        assert_eq!(steps.recv().await, Some("done"));
     }
 }

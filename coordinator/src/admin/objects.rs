@@ -9,11 +9,13 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use super::{AdminParts, Failure, Shared, Text};
 use crate::api::apply::apply_object;
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
-use crate::manifest::{self, Diagnostic, Severity};
+use crate::manifest::reader::Sink;
+use crate::manifest::{self, Diagnostic, Parsed, Severity};
 
 /// Stands for the namespace of what has none.
 const NO_NAMESPACE: &str = "-";
@@ -21,6 +23,8 @@ const NO_NAMESPACE: &str = "-";
 const MAX_FILE_NAME: usize = 4096;
 /// Gangs named in the text of a refusal.
 const NAMES_SHOWN: usize = 5;
+/// Texts that are read at once: more would take the processors from the agents.
+static READERS: Semaphore = Semaphore::const_new(2);
 /// How long a text's queues are kept for gangs that are deleted and still have to stop.
 const ENDING: Duration = Duration::from_secs(10);
 /// Pause between two looks at them.
@@ -77,6 +81,9 @@ pub(super) struct Done {
     applied: Vec<DoneObject>,
     /// What was wrong or worth knowing, by line.
     diagnostics: Vec<Diagnostic>,
+    /// What the API did not take, which comes among the diagnostics at the end.
+    #[serde(skip)]
+    refused: Sink,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,21 +104,17 @@ impl DoneObject {
 }
 
 impl Done {
-    const fn new(objects: usize, diagnostics: Vec<Diagnostic>) -> Self {
-        Self { objects, ok: true, applied: Vec::new(), diagnostics }
+    fn new(objects: usize, diagnostics: Vec<Diagnostic>, file: &str) -> Self {
+        Self { objects, ok: true, applied: Vec::new(), diagnostics, refused: Sink::new(file) }
     }
 
-    fn failed(&mut self, file: &str, line: usize, key: &ObjectKey, error: &ApiError) {
-        self.diagnostics.push(Diagnostic {
-            severity: Severity::Error,
-            file: file.to_owned(),
-            line,
-            field: String::new(),
-            message: format!("{key}: {error}"),
-        });
+    fn failed(&mut self, line: usize, key: &ObjectKey, error: &ApiError) {
+        self.refused.push(Severity::Error, line, "", format!("{key}: {error}"));
     }
 
     fn finish(mut self) -> Json<Self> {
+        let refused = std::mem::replace(&mut self.refused, Sink::new(""));
+        self.diagnostics.extend(refused.finish());
         self.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
         self.ok = !self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
         Json(self)
@@ -127,6 +130,17 @@ fn check_file(file: &str) -> Result<(), Failure> {
     Err(Failure::new(StatusCode::BAD_REQUEST, text))
 }
 
+/// Reads a text on a thread of its own: it takes up to seconds, in which the agents must be heard.
+async fn parse(text: Text, file: &str) -> Result<Parsed, Failure> {
+    let unavailable = |error: &dyn std::fmt::Display| {
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the text was not read: {error}"))
+    };
+    let _turn = READERS.acquire().await.map_err(|error| unavailable(&error))?;
+    let file = file.to_owned();
+    let reading = tokio::task::spawn_blocking(move || manifest::parse(&text.0, &file));
+    reading.await.map_err(|error| unavailable(&error))
+}
+
 /// Applies every document that is right; the others are in the diagnostics.
 pub(super) async fn apply<A: Api>(
     State(parts): Shared<A>,
@@ -135,12 +149,12 @@ pub(super) async fn apply<A: Api>(
 ) -> Result<Json<Done>, Failure> {
     let Query(FileName { file }) = name?;
     check_file(&file)?;
-    let parsed = manifest::parse(&text?.0, &file);
-    let mut done = Done::new(parsed.objects.len(), parsed.diagnostics);
+    let parsed = parse(text?, &file).await?;
+    let mut done = Done::new(parsed.objects.len(), parsed.diagnostics, &file);
     for (wanted, line) in parsed.objects.iter().zip(parsed.lines) {
         match apply_object(&parts.api, wanted).await {
             Ok((object, change)) => done.applied.push(DoneObject::new(&object, change.as_str())),
-            Err(error) => done.failed(&file, line, &wanted.key(), &error),
+            Err(error) => done.failed(line, &wanted.key(), &error),
         }
     }
     Ok(done.finish())
@@ -154,10 +168,10 @@ pub(super) async fn delete_text<A: Api>(
 ) -> Result<Json<Done>, Failure> {
     let Query(Deletion { file, part }) = deletion?;
     check_file(&file)?;
-    let parsed = manifest::parse(&text?.0, &file);
+    let parsed = parse(text?, &file).await?;
     // What is wrong with the text is said with its first part.
     let told = if part.is_none_or(|part| part == Part::Gangs) { parsed.diagnostics } else { Vec::new() };
-    let mut done = Done::new(parsed.objects.len(), told);
+    let mut done = Done::new(parsed.objects.len(), told, &file);
     // Backwards, and what others name last.
     let mut named: Vec<(&Object, usize)> = parsed.objects.iter().zip(parsed.lines).rev().collect();
     named.retain(|(object, _)| part.is_none_or(|part| part == Part::of(object.kind)));
@@ -171,7 +185,7 @@ pub(super) async fn delete_text<A: Api>(
         match remove(&parts, &key).await {
             Ok(object) => done.applied.push(DoneObject::new(&object, "deleted")),
             Err(ApiError::NotFound(_)) => {}
-            Err(error) => done.failed(&file, line, &key, &error),
+            Err(error) => done.failed(line, &key, &error),
         }
     }
     Ok(done.finish())
