@@ -1,5 +1,7 @@
 //! All that an agent may be asked to do.
 
+use std::sync::Arc;
+
 use phalanx_common::ids::{ClusterId, GangName, GpuId, LeaseId, PodUid, Term};
 use phalanx_common::topology::InventoryError;
 use phalanx_common::units::Millis;
@@ -53,7 +55,7 @@ pub enum Action {
 /// What the people who run a node should know.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Warning {
-    /// A message of a coordinator that is not obeyed any more.
+    /// A message of a coordinator that is not obeyed any more; told once for a term, not for each message.
     #[error("{message} of term {term} is not obeyed: term {highest} is known here")]
     StaleTerm {
         /// Kind of the message.
@@ -69,9 +71,12 @@ pub enum Warning {
     /// A reading of the hardware that cannot be used.
     #[error("this reading of the hardware is not used: {0}")]
     Inventory(InventoryError),
-    /// The ledger could not be written.
+    /// The ledger could not be written; told once for a cause, not for each try.
     #[error("the ledger could not be written, no lease is armed until it can: {0}")]
-    Ledger(String),
+    Ledger(Arc<str>),
+    /// The ledger was written, after it could not be.
+    #[error("the ledger is written again")]
+    LedgerWritten,
     /// A stored lease names something twice; the later one is dropped.
     #[error("lease {0} of the stored ledger is dropped: pod or GPU already belong to lease {1}")]
     StoredLease(LeaseId, LeaseId),

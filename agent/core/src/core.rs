@@ -84,6 +84,10 @@ pub struct Core {
     pub(crate) dirty: bool,
     /// The last write failed; the next one comes then and not before.
     pub(crate) retry_at: Option<Time>,
+    /// Why it failed, as it was told.
+    pub(crate) unwritten: Option<Arc<str>>,
+    /// Term that was told to be not obeyed on the present connection.
+    pub(crate) told_stale: Option<Term>,
 }
 
 impl Core {
@@ -112,6 +116,8 @@ impl Core {
             persisted: 0,
             dirty: false,
             retry_at: None,
+            unwritten: None,
+            told_stale: None,
         };
         if let Some(ledger) = ledger {
             core.recover(ledger, now, actions);
@@ -127,11 +133,12 @@ impl Core {
             Event::Inventory(reading) => self.read(reading, now, actions),
             Event::LinkUp => {
                 self.link = Link::Silent;
+                self.told_stale = None;
                 self.greet(actions);
             }
             Event::LinkDown => self.link_down(),
             Event::Message(message) => self.message(message, now, actions),
-            Event::Persisted { revision } => self.persisted = self.persisted.max(revision.min(self.revision)),
+            Event::Persisted { revision } => self.ledger_written(revision, actions),
             Event::PersistFailed { revision, message } => {
                 self.persist_failed(revision, message, now, actions)
             }

@@ -12,6 +12,14 @@ use crate::core::{Core, LEDGER_RETRY_MS, Waiting};
 use crate::leases::Phase;
 
 impl Core {
+    /// This revision is on disk.
+    pub(crate) fn ledger_written(&mut self, revision: u64, actions: &mut Vec<Action>) {
+        self.persisted = self.persisted.max(revision.min(self.revision));
+        if self.unwritten.take().is_some() {
+            actions.push(Action::Warn(Warning::LedgerWritten));
+        }
+    }
+
     /// The ledger of this revision may be on disk or not. What is a fact already (bound, started, released) waits for
     /// the next write, what is only wished is taken back.
     pub(crate) fn persist_failed(
@@ -24,8 +32,12 @@ impl Core {
         if revision <= self.persisted {
             return;
         }
-        let cause = RefusalCause::Disk(Arc::from(message.as_str()));
-        actions.push(Action::Warn(Warning::Ledger(message)));
+        let message: Arc<str> = Arc::from(message);
+        if self.unwritten.as_ref() != Some(&message) {
+            actions.push(Action::Warn(Warning::Ledger(message.clone())));
+            self.unwritten = Some(message.clone());
+        }
+        let cause = RefusalCause::Disk(message);
         self.retry_at = Some(now + LEDGER_RETRY_MS);
         let (failed, waiting): (Vec<Waiting>, Vec<Waiting>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|answer| {

@@ -88,7 +88,8 @@ impl Core {
 
     fn obey_or_warn(&mut self, message: &'static str, term: Term, actions: &mut Vec<Action>) -> bool {
         let obeyed = self.obey(term);
-        if !obeyed {
+        if !obeyed && self.told_stale != Some(term) {
+            self.told_stale = Some(term);
             let highest = self.highest_term;
             actions.push(Action::Warn(Warning::StaleTerm { message, term, highest }));
         }
