@@ -8,6 +8,7 @@ mod disk;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use disk::{Disk, FAULTS, Fault, Kept};
 use phalanx_common::units::Time;
@@ -340,4 +341,46 @@ async fn a_file_that_breaks_while_it_is_used_is_written_anew_from_memory() {
     let api = open(&disk).unwrap();
     assert_eq!(objects(&api).await, confirmed.objects);
     check(&api, &confirmed, "written anew").await;
+}
+
+/// A test that fails must not wait for the disk for ever.
+struct Released(Disk);
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+#[tokio::test]
+async fn on_a_disk_that_hangs_one_write_is_begun_and_those_who_gave_up_leave_nothing_behind() {
+    let disk = Disk::default();
+    let api = open(&disk).unwrap();
+    let _released = Released(disk.clone());
+    disk.hang();
+    let begun = tokio::spawn({
+        let api = api.clone();
+        async move { api.mutate(create("begun")).await }
+    });
+    while disk.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    for number in 0..100 {
+        let write = api.mutate(create(&format!("given-up-{number}")));
+        tokio::time::timeout(Duration::from_millis(1), write).await.unwrap_err();
+        tokio::time::timeout(Duration::from_millis(1), api.raise_term(number)).await.unwrap_err();
+    }
+    // Whoever waits is told, and knows that nothing was begun.
+    let patient = tokio::time::timeout(Duration::from_secs(20), api.mutate(create("patient"))).await;
+    let Err(ApiError::Storage(text)) = patient.unwrap() else { panic!() };
+    assert!(text.contains("objects.redb: ") && text.contains("nothing of this one was begun"), "{text}");
+    // Reading does not need the disk.
+    assert_eq!(objects(&api).await.len(), 0);
+    assert_eq!(disk.waiting(), 1);
+    disk.release();
+    begun.await.unwrap().unwrap();
+    assert_eq!(api.raise_term(0).await.unwrap(), 1);
+    api.mutate(create("after")).await.unwrap();
+    let names: Vec<ObjectKey> = objects(&api).await.into_keys().collect();
+    assert_eq!(names, [key("after"), key("begun")]);
 }

@@ -9,15 +9,15 @@ mod medium;
 mod rows;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use phalanx_common::describe::describe;
 use phalanx_common::ids::ClusterId;
 use phalanx_common::units::Time;
 use redb::Database;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use self::loading::{cause, contradiction, found, load, quietly};
 pub use self::medium::{Confirmed, DiskFile, Fill, Medium, OpenError, builder};
@@ -43,6 +43,13 @@ pub struct EmbeddedApi {
 }
 
 struct Shared {
+    /// The turn to write, taken before a thread is: on a disk that hangs, one write has begun, and whoever gave up
+    /// waiting has left nothing behind.
+    turn: Arc<Semaphore>,
+    /// How long a write waits for its turn.
+    patience: Duration,
+    /// The medium's file, for errors of those who do not come to their turn.
+    file: PathBuf,
     /// Held from `prepare` to `commit`, so that writes are in one order.
     writer: Mutex<Writer>,
     /// Locked for writing only while a durable change is applied: readers never wait for the disk.
@@ -113,8 +120,12 @@ impl EmbeddedApi {
         }
         let store = Store::restore(objects, numbers.revision, DEFAULT_LOG_LENGTH);
         let newest = watch::Sender::new(store.revision());
+        let (file, patience) = (medium.file().to_owned(), medium.patience());
         let writer = Writer { medium, database: Some(database), numbers, rest: None, new_uid, clock };
         let shared = Shared {
+            turn: Arc::new(Semaphore::new(1)),
+            patience,
+            file,
             writer: Mutex::new(writer),
             store: RwLock::new(store),
             newest,
@@ -127,13 +138,22 @@ impl EmbeddedApi {
         read(&self.shared.store.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs a write on a thread that may block.
+    /// Runs a write on a thread that may block, when it is its turn. Where that does not come, nothing is begun.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Shared) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let shared = Arc::clone(&self.shared);
-        match tokio::task::spawn_blocking(move || work(&shared)).await {
+        let turn = Arc::clone(&shared.turn).acquire_owned();
+        let Ok(Ok(turn)) = tokio::time::timeout(shared.patience, turn).await else {
+            return Err(shared.busy());
+        };
+        let write = move || {
+            let outcome = work(&shared);
+            drop(turn);
+            outcome
+        };
+        match tokio::task::spawn_blocking(write).await {
             Ok(outcome) => outcome,
             Err(error) => Err(ApiError::Storage(format!("the write was interrupted: {error}"))),
         }
@@ -141,6 +161,15 @@ impl EmbeddedApi {
 }
 
 impl Shared {
+    fn busy(&self) -> ApiError {
+        ApiError::Storage(format!(
+            "{}: the disk has not done the writes before this one within {} s; nothing of this one was begun: see \
+             whether the disk of the state directory answers and try again, no restart is needed",
+            self.file.display(),
+            self.patience.as_secs()
+        ))
+    }
+
     fn lock_writer(&self) -> MutexGuard<'_, Writer> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }

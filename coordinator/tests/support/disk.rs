@@ -4,7 +4,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use phalanx_coordinator::api::embedded::{Confirmed, Fill, Medium, OpenError, builder};
@@ -68,6 +68,14 @@ struct State {
     faults: Mutex<Faults>,
     image: Mutex<Image>,
     confirmed: Mutex<Option<Confirmed>>,
+    hanging: Mutex<Hanging>,
+    released: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Hanging {
+    hangs: bool,
+    waiting: u32,
 }
 
 /// The disk. Clones are one disk.
@@ -106,6 +114,29 @@ impl Disk {
         (faults.at, faults.down) = (None, None);
     }
 
+    /// No call comes back from here on.
+    pub fn hang(&self) {
+        lock(&self.0.hanging).hangs = true;
+    }
+
+    /// All calls that hang come back, and all later ones.
+    pub fn release(&self) {
+        lock(&self.0.hanging).hangs = false;
+        self.0.released.notify_all();
+    }
+
+    /// Calls that hang now.
+    pub fn waiting(&self) -> u32 {
+        lock(&self.0.hanging).waiting
+    }
+
+    fn wait(&self) {
+        let mut hanging = lock(&self.0.hanging);
+        hanging.waiting += 1;
+        let mut hanging = self.0.released.wait_while(hanging, |hanging| hanging.hangs).unwrap();
+        hanging.waiting -= 1;
+    }
+
     /// Writes, syncs and changes of length so far.
     pub fn calls(&self) -> u64 {
         lock(&self.0.faults).calls
@@ -142,6 +173,7 @@ impl Disk {
     }
 
     fn call(&self) -> Result<(), Fault> {
+        self.wait();
         let mut faults = lock(&self.0.faults);
         faults.calls += 1;
         if let Some(down) = faults.down {
@@ -294,6 +326,10 @@ impl Medium for Disk {
 
     fn rest(&self) -> Duration {
         Duration::ZERO
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_millis(200)
     }
 }
 

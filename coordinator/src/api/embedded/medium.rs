@@ -154,6 +154,12 @@ pub trait Medium: Debug + Send {
     fn rest(&self) -> Duration {
         Duration::from_millis(500)
     }
+
+    /// How long a write waits for those before it. Less than those wait who ask for it: then they are told that
+    /// nothing was begun, and need not wonder.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(8)
+    }
 }
 
 /// A builder that checks every page on open.
