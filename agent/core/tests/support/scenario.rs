@@ -3,7 +3,7 @@
 //! Commands: `start gpus=N cpu=CORES memory=GIB`, `restart [reboot]`, `link up|down`,
 //! `welcome [cluster=C] [term=T] [version=V]`, `reserve LEASE pod=P [gpus=0,1] [asked=N] [cpu=C] [memory=GIB]
 //! [expires=MS] [run-for=MS] [device=NAME] [count]`, `arm|bound|gang-bound|release LEASE`, `disk ok|fail`,
-//! `no-gpus`, `gpus-back`, `reorder`,
+//! `no-gpus`, `driver-error`, `gpus-back`, `reorder`,
 //! `swap-board N`, `pod-ended P ok|failed`, `pod-stopped P`, `gpu N healthy|lost|failed`, `cpu CORES`, `wait MS`, `leases`,
 //! `deadline`. All messages take `term=COUNTER/INCARNATION`; without it the term of the last Welcome.
 
@@ -187,6 +187,12 @@ impl World {
                 std::mem::swap(&mut none, &mut self.inventory);
                 (self.inventory.gpus, self.inventory.links) = (Vec::new(), Vec::new());
                 self.kept = Some(none);
+                Event::Inventory(self.inventory.clone())
+            }
+            "driver-error" => {
+                let whole = self.inventory.clone();
+                self.inventory = phalanx_node_core::inventory::unusable("not loaded".to_owned());
+                self.kept = Some(whole);
                 Event::Inventory(self.inventory.clone())
             }
             "gpus-back" => {
