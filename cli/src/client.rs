@@ -1,13 +1,14 @@
 //! The admin API of the coordinator over HTTP.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use phalanx_core::view::{Explanation, StateView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use ureq::Agent;
 use ureq::http::Response;
+use ureq::{Agent, Timeout};
 
 use crate::arguments::ObjectName;
 use crate::failure::Failure;
@@ -16,6 +17,16 @@ use crate::failure::Failure;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for a text to be applied or deleted: each of its objects, of which there can be ten thousand, is
+/// written to the coordinator's disk.
+const TEXT_TIMEOUT: Duration = Duration::from_secs(300);
+/// How a connection ends that was there.
+const ENDS: [ErrorKind; 4] = [
+    ErrorKind::BrokenPipe,
+    ErrorKind::ConnectionAborted,
+    ErrorKind::ConnectionReset,
+    ErrorKind::UnexpectedEof,
+];
 /// Largest answer that is read: the state of a large cluster is tens of MiB.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
 
@@ -159,7 +170,18 @@ impl std::fmt::Display for Diagnostic {
 /// A coordinator to talk to.
 pub struct Client {
     agent: Agent,
+    /// As `agent`, with the patience that a whole text needs.
+    texts: Agent,
     server: ServerUrl,
+}
+
+/// What a request was for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// To know something.
+    Look,
+    /// To change something.
+    Change,
 }
 
 impl Client {
@@ -194,13 +216,20 @@ impl Client {
     /// A client of this server. Proxies of the environment are not used: the admin API is local.
     #[must_use]
     pub fn new(server: ServerUrl) -> Self {
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .proxy(None)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_global(Some(ANSWER_TIMEOUT))
-            .build();
-        Self { agent: config.into(), server }
+        Self::with(server, ANSWER_TIMEOUT, TEXT_TIMEOUT)
+    }
+
+    fn with(server: ServerUrl, answer: Duration, text: Duration) -> Self {
+        let patient = |timeout: Duration| {
+            let config = Agent::config_builder()
+                .http_status_as_error(false)
+                .proxy(None)
+                .timeout_connect(Some(CONNECT_TIMEOUT))
+                .timeout_global(Some(timeout))
+                .build();
+            Agent::from(config)
+        };
+        Self { agent: patient(answer), texts: patient(text), server }
     }
 
     /// True where the server says that it is ready.
@@ -215,7 +244,7 @@ impl Client {
     /// # Errors
     /// The server cannot be reached or answers with an error.
     pub fn state(&self) -> Result<StateView, Failure> {
-        self.read(self.agent.get(format!("{}/v1/state", self.server)).call())
+        self.read(Wish::Look, self.agent.get(format!("{}/v1/state", self.server)).call())
     }
 
     /// Why a gang waits.
@@ -224,7 +253,7 @@ impl Client {
     /// As `state`; also where no gang, job or pod has this name.
     pub fn explain(&self, name: &ObjectName) -> Result<Explanation, Failure> {
         let url = format!("{}/v1/explain/{}/{}", self.server, name.namespace(), name.name);
-        self.read(self.agent.get(url).call())
+        self.read(Wish::Look, self.agent.get(url).call())
     }
 
     /// Applies the documents of a text; wrong ones are in the diagnostics.
@@ -232,8 +261,8 @@ impl Client {
     /// # Errors
     /// As `state`.
     pub fn apply(&self, file: &str, text: &str) -> Result<Applied, Failure> {
-        let request = self.agent.post(format!("{}/v1/apply", self.server)).query("file", file);
-        self.read(request.content_type("application/yaml").send(text))
+        let request = self.texts.post(format!("{}/v1/apply", self.server)).query("file", file);
+        self.read(Wish::Change, request.content_type("application/yaml").send(text))
     }
 
     /// Deletes one object. `namespace` is `-` for kinds without.
@@ -242,7 +271,7 @@ impl Client {
     /// As `state`; also where it is not there or must stay.
     pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> Result<(), Failure> {
         let url = format!("{}/v1/objects/{kind}/{namespace}/{name}", self.server);
-        let _: serde_json::Value = self.read(self.agent.delete(url).call())?;
+        let _: serde_json::Value = self.read(Wish::Change, self.agent.delete(url).call())?;
         Ok(())
     }
 
@@ -251,19 +280,20 @@ impl Client {
     /// # Errors
     /// As `state`.
     pub fn delete_text(&self, file: &str, text: &str, part: &str) -> Result<Applied, Failure> {
-        let request = self.agent.post(format!("{}/v1/delete", self.server));
+        let request = self.texts.post(format!("{}/v1/delete", self.server));
         let request = request.query("file", file).query("part", part);
-        self.read(request.content_type("application/yaml").send(text))
+        self.read(Wish::Change, request.content_type("application/yaml").send(text))
     }
 
     fn read<T: DeserializeOwned>(
         &self,
+        wish: Wish,
         answer: Result<Response<ureq::Body>, ureq::Error>,
     ) -> Result<T, Failure> {
-        let mut answer = answer.map_err(|error| self.unreachable(&error))?;
+        let mut answer = answer.map_err(|error| self.no_answer(wish, &error))?;
         let status = answer.status();
         let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_string();
-        let text = body.map_err(|error| self.unreachable(&error))?;
+        let text = body.map_err(|error| self.no_answer(wish, &error))?;
         if status.is_success() {
             return serde_json::from_str(&text).map_err(|error| {
                 Failure::new(format!(
@@ -280,12 +310,20 @@ impl Client {
         )))
     }
 
-    fn unreachable(&self, error: &ureq::Error) -> Failure {
+    /// Why there is no answer, and what that means: a coordinator that was reached may have done what was asked.
+    fn no_answer(&self, wish: Wish, error: &ureq::Error) -> Failure {
         let cause = match error {
-            ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 "connection refused".to_owned()
             }
             ureq::Error::HostNotFound => "no such host".to_owned(),
+            ureq::Error::Timeout(Timeout::Connect | Timeout::Resolve) => {
+                "it does not take the connection".to_owned()
+            }
+            ureq::Error::Timeout(_) => return self.broken_off(wish, "it takes too long"),
+            ureq::Error::Io(error) if ENDS.contains(&error.kind()) => {
+                return self.broken_off(wish, "it has ended the connection");
+            }
             other => other.to_string(),
         };
         Failure::new(format!(
@@ -293,6 +331,18 @@ impl Client {
              --server or PHALANX_SERVER",
             self.server
         ))
+    }
+
+    fn broken_off(&self, wish: Wish, cause: &str) -> Failure {
+        let server = &self.server;
+        Failure::new(match wish {
+            Wish::Look => format!("no answer from the coordinator at {server}: {cause}; its log may say why"),
+            Wish::Change => format!(
+                "no answer from the coordinator at {server}: {cause}; it goes on with what it was sent while it runs, \
+                 and all, part or nothing of it may be done: `phalanx get` shows what is there, and the same command \
+                 again does the rest"
+            ),
+        })
     }
 }
 
@@ -332,5 +382,43 @@ mod tests {
         let client = Client::new(format!("http://127.0.0.1:{port}").parse().unwrap());
         let Failure::Message(text) = client.state().unwrap_err() else { panic!("no text") };
         assert!(text.contains("connection refused; start one with `phalanx up`"), "{text}");
+    }
+
+    #[test]
+    fn a_coordinator_that_takes_too_long_is_not_said_to_be_absent() {
+        // Accepts, and says nothing.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let server: ServerUrl = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let moment = Duration::from_millis(50);
+        let client = Client::with(server, moment, moment);
+        let text = |failure: Failure| {
+            let Failure::Message(text) = failure else { panic!("no text") };
+            assert!(text.starts_with("no answer from the coordinator at http://127.0.0.1:"), "{text}");
+            assert!(text.contains(": it takes too long; "), "{text}");
+            text
+        };
+        assert!(text(client.state().unwrap_err()).ends_with("its log may say why"));
+        let told = [client.apply("f", "text").err(), client.delete_text("f", "text", "gangs").err()];
+        for told in told.map(|failure| text(failure.unwrap())) {
+            assert!(told.contains("all, part or nothing of it may be done: `phalanx get` shows"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_coordinator_that_ends_may_have_done_what_it_was_sent() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let server: ServerUrl = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let ending = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
+        });
+        let Failure::Message(text) = Client::new(server).apply("f", "text").unwrap_err() else {
+            panic!("no text")
+        };
+        ending.join().unwrap();
+        assert!(
+            text.contains(": it has ended the connection; it goes on") && text.contains("may be done"),
+            "{text}"
+        );
     }
 }
