@@ -246,6 +246,8 @@ impl AgentServer {
     /// Ends all connections, and waits a moment until the agents know.
     pub async fn stop(self) {
         self.accepting.abort();
+        // First those who are being let in are given up, so that the end of their connections is told of none.
+        let _ = self.accepting.await;
         self.endpoint.close(VarInt::from_u32(code::STOPPING), b"the coordinator stops");
         let _ = tokio::time::timeout(REJECTION, self.endpoint.wait_idle()).await;
     }

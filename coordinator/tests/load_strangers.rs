@@ -7,6 +7,7 @@ mod support;
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use phalanx_common::wire::{FromAgent, ToAgent};
 use phalanx_coordinator::agents::AgentInput;
@@ -139,6 +140,22 @@ async fn an_agent_behind_the_address_of_silent_ones_gets_in_too() {
     eventually("their places are full", || metrics.waiting.get() > 0).await;
     assert_an_agent_gets_in(&mut server, "n1").await;
     server.server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_the_end_nothing_is_said_of_those_who_were_being_let_in() {
+    let server = Server::start();
+    let (endpoint, config) = (dialler(ELSEWHERE), server.config("mute"));
+    let connection = connect(&endpoint, &config, &server).await.unwrap();
+    let metrics = Arc::clone(&server.metrics);
+    eventually("it is being let in", || metrics.admitting.get() == 1).await;
+    server.server.stop().await;
+    let told = connection.closed().await.to_string();
+    assert!(told.contains("the coordinator stops"), "{told}");
+    // Long enough for a line that must not come.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(warnings(&endpoint.local_addr().unwrap().to_string()), 0);
+    assert_eq!(metrics.rejected("stuck"), 0);
 }
 
 /// Settings of a client that shows no certificate.

@@ -3,14 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quinn::{Endpoint, Incoming};
+use quinn::{Connecting, Endpoint, Incoming};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
+use tokio::time::error::Elapsed;
 
 use super::gate::{ADMISSIONS, Arrival, Gate, source_of};
+use super::session::{Refusal, Session};
 use super::{HELLO_TIMEOUT, Shared, session};
 
 /// How often it is looked whether those inside are stuck.
@@ -50,7 +53,7 @@ pub(super) async fn run(endpoint: Endpoint, shared: Arc<Shared>) {
 
 struct Door {
     gate: Gate<Incoming>,
-    /// Dropping an end gives the admission up.
+    /// Gives the admission up. Dropped with the door when the server stops, which says nothing about the agent.
     give_up: BTreeMap<u64, oneshot::Sender<()>>,
     ended: mpsc::Sender<Ended>,
     shared: Arc<Shared>,
@@ -92,7 +95,10 @@ impl Door {
         let now = Instant::now();
         self.gate.expired(now).into_iter().for_each(Incoming::ignore);
         for number in self.gate.stuck(now) {
-            self.give_up.remove(&number);
+            if let Some(give_up) = self.give_up.remove(&number) {
+                // Nobody hears it where the admission has just ended.
+                let _ = give_up.send(());
+            }
             self.shared.metrics.reject("stuck");
         }
     }
@@ -127,13 +133,8 @@ impl Door {
         self.give_up.insert(number, give_up);
         let (ended, shared) = (self.ended.clone(), Arc::clone(&self.shared));
         tokio::spawn(async move {
-            let admission = tokio::time::timeout(HELLO_TIMEOUT, session::admit(connecting, &shared));
-            let admitted = tokio::select! {
-                admitted = admission => admitted,
-                _ = given_up => {
-                    shared.refused(address, "stuck", "others waited, and this one did not get on");
-                    return;
-                }
+            let Some(admitted) = unless_given_up(connecting, address, given_up, &shared).await else {
+                return;
             };
             let session = match admitted {
                 Ok(Ok(session)) => Some(session),
@@ -155,5 +156,28 @@ impl Door {
                 tokio::spawn(async move { session.run(&shared).await });
             }
         });
+    }
+}
+
+/// What came of an admission; nothing where it was given up.
+async fn unless_given_up(
+    connecting: Connecting,
+    address: SocketAddr,
+    given_up: oneshot::Receiver<()>,
+    shared: &Shared,
+) -> Option<Result<Result<Session, Refusal>, Elapsed>> {
+    let mut admission = pin!(tokio::time::timeout(HELLO_TIMEOUT, session::admit(connecting, shared)));
+    tokio::select! {
+        biased;
+        given_up = given_up => {
+            if given_up.is_ok() {
+                shared.refused(address, "stuck", "others waited, and this one did not get on");
+            } else {
+                // The server stops. The agent is told so by its end, and nothing is said of what comes of this.
+                let _ = admission.await;
+            }
+            None
+        }
+        admitted = &mut admission => Some(admitted),
     }
 }
