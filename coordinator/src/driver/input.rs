@@ -19,6 +19,9 @@ const AGENT_INPUTS: usize = 4096;
 const OUTCOMES: usize = 1024;
 /// Questions of people and their tools.
 const QUESTIONS: usize = 64;
+/// Questions answered in one batch. To look at a large cluster takes as long as many facts, and those who ask again at
+/// once must not keep the facts waiting; whatever waits of these is taken in every batch.
+const QUESTIONS_TOGETHER: u32 = 4;
 /// A deadline that has passed and is not moved by a pass must not spin the loop.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
@@ -84,6 +87,15 @@ pub struct Inputs {
     outcomes: mpsc::Receiver<Event>,
     questions: mpsc::Receiver<Question>,
     stop: watch::Receiver<bool>,
+    batch: Batch,
+}
+
+/// What was taken since `next`.
+#[derive(Debug, Default)]
+struct Batch {
+    questions: u32,
+    agents: usize,
+    changes: usize,
 }
 
 /// The loop's channels, all bounded. The loop ends when `stop` says true or is dropped.
@@ -99,12 +111,13 @@ pub fn channels(stop: watch::Receiver<bool>) -> (Senders, Inputs) {
         outcomes: outcomes_in,
         questions: questions_in,
         stop,
+        batch: Batch::default(),
     };
     (Senders { changes, agents, outcomes, questions }, inputs)
 }
 
 impl Inputs {
-    /// Waits for the next input. `deadline`: how long at most; `writer`: wake when it takes actions again;
+    /// Waits for the first input of a batch. `deadline`: how long at most; `writer`: wake when it takes actions again;
     /// `open`: take facts, not only outcomes.
     pub async fn next(
         &mut self,
@@ -113,7 +126,8 @@ impl Inputs {
         open: bool,
     ) -> Input {
         let wait = deadline.map(|duration| duration.max(SHORTEST_WAIT));
-        tokio::select! {
+        self.batch = Batch::default();
+        let input = tokio::select! {
             biased;
             _ = self.stop.wait_for(|stop| *stop) => Input::Stop,
             Some(event) = self.outcomes.recv() => Input::Outcome(event),
@@ -123,24 +137,49 @@ impl Inputs {
             () = ready(writer), if writer.is_some() => Input::WriterReady,
             () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Input::Deadline,
             else => Input::Stop,
-        }
+        };
+        self.batch.count(&input);
+        input
     }
 
-    /// What is there already, without waiting. Outcomes come first: they make room.
+    /// What is there already, without waiting. Outcomes come first: they make room. Then a few questions; then agents
+    /// and changes, of which none keeps the other waiting for a whole batch.
     pub fn ready(&mut self, open: bool) -> Option<Input> {
+        let input = self.waiting(open)?;
+        self.batch.count(&input);
+        Some(input)
+    }
+
+    fn waiting(&mut self, open: bool) -> Option<Input> {
         if let Ok(event) = self.outcomes.try_recv() {
             return Some(Input::Outcome(event));
         }
-        if let Ok(question) = self.questions.try_recv() {
+        if self.batch.questions < QUESTIONS_TOGETHER
+            && let Ok(question) = self.questions.try_recv()
+        {
             return Some(Input::Question(question));
         }
         if !open {
             return None;
         }
-        if let Ok(input) = self.agents.try_recv() {
-            return Some(Input::Agent(input));
+        if self.batch.changes < self.batch.agents
+            && let Ok(events) = self.changes.try_recv()
+        {
+            return Some(Input::Changes(events));
         }
-        self.changes.try_recv().ok().map(Input::Changes)
+        let agent = self.agents.try_recv().map(Input::Agent);
+        agent.or_else(|_| self.changes.try_recv().map(Input::Changes)).ok()
+    }
+}
+
+impl Batch {
+    fn count(&mut self, input: &Input) {
+        match input {
+            Input::Question(_) => self.questions += 1,
+            Input::Agent(_) => self.agents += input.facts(),
+            Input::Changes(_) => self.changes += input.facts(),
+            Input::Outcome(_) | Input::Deadline | Input::WriterReady | Input::Stop => {}
+        }
     }
 }
 
@@ -152,5 +191,73 @@ async fn ready(writer: Option<&mpsc::Sender<Action>>) {
     if !room {
         // A writer that is gone never takes anything again; waking for it would spin.
         std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use phalanx_common::ids::NodeName;
+
+    use super::*;
+
+    /// What a loop takes in one batch: inputs by their first letter. `refill` is called after each.
+    async fn batch(inputs: &mut Inputs, mut refill: impl FnMut()) -> String {
+        let mut taken = String::new();
+        let mut next = Some(inputs.next(None, None, true).await);
+        while let Some(input) = next {
+            taken.push(match &input {
+                Input::Question(_) => 'q',
+                Input::Agent(_) => 'a',
+                Input::Changes(_) => 'c',
+                Input::Outcome(_) => 'o',
+                input => panic!("{input:?}"),
+            });
+            refill();
+            next = if taken.len() < 100 { inputs.ready(true) } else { None };
+        }
+        taken
+    }
+
+    fn gone() -> AgentInput {
+        AgentInput::Gone { node: NodeName::from("n1"), session: 1 }
+    }
+
+    #[tokio::test]
+    async fn questions_that_never_end_keep_no_fact_waiting() {
+        let (_stop, stopped) = watch::channel(false);
+        let (senders, mut inputs) = channels(stopped);
+        let ask = || while senders.questions.try_send(Question::Totals(oneshot::channel().0)).is_ok() {};
+        ask();
+        for _ in 0..3 {
+            senders.agents.try_send(gone()).unwrap();
+            senders.changes.try_send(vec![Event::Synced]).unwrap();
+        }
+        senders.outcomes.try_send(Event::Synced).unwrap();
+        assert_eq!(batch(&mut inputs, ask).await, "oqqqqacacac");
+        // Where nothing else is there, they are answered all the same, batch by batch.
+        assert_eq!(batch(&mut inputs, ask).await, "qqqq");
+        assert_eq!(batch(&mut inputs, ask).await, "qqqq");
+    }
+
+    #[tokio::test]
+    async fn agents_that_say_very_much_keep_no_change_waiting() {
+        let (_stop, stopped) = watch::channel(false);
+        let (senders, mut inputs) = channels(stopped);
+        let say = || while senders.agents.try_send(gone()).is_ok() {};
+        say();
+        senders.changes.try_send(vec![Event::Synced; 3]).unwrap();
+        senders.changes.try_send(vec![Event::Synced]).unwrap();
+        let taken = batch(&mut inputs, say).await;
+        assert!(taken.starts_with("acaaacaaaa"), "{taken}");
+        // Nor the other way round.
+        let (_stop, stopped) = watch::channel(false);
+        let (senders, mut inputs) = channels(stopped);
+        let change = || while senders.changes.try_send(vec![Event::Synced; 3]).is_ok() {};
+        change();
+        (0..6).for_each(|_| senders.agents.try_send(gone()).unwrap());
+        let taken = batch(&mut inputs, change).await;
+        assert!(taken.starts_with("acaaacaac"), "{taken}");
     }
 }
