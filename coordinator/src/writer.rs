@@ -451,6 +451,11 @@ mod tests {
         assert_eq!(convert::plan_of_object(&stored).unwrap().term, 6);
         assert_eq!(bench.outcome(removal(7)).await, Outcome::Done);
         assert_eq!(bench.outcome(removal(7)).await, Outcome::NotFound);
+        // A damaged one is nobody's.
+        assert_eq!(bench.outcome(of(plan(u64::MAX, 1))).await, Outcome::Done);
+        assert_eq!(bench.outcome(of(plan(7, 1))).await, Outcome::Done);
+        assert_eq!(bench.outcome(of(plan(u64::MAX, 1))).await, Outcome::Done);
+        assert_eq!(bench.outcome(removal(7)).await, Outcome::Done);
     }
 
     #[tokio::test]

@@ -7,11 +7,11 @@ use phalanx_common::gang::PodPhase;
 use crate::amounts::Amounts;
 use crate::core::{Core, Timer};
 use crate::gang::{Gang, GangKey, OrderKey};
-use crate::life::task_minima;
 use crate::phase::Phase;
 use crate::queue::{Over, Queue};
 use crate::reason::Reason;
 use crate::required::Required;
+use crate::whole::task_minima;
 
 impl Core {
     /// Queue and priority class are there, and the queue is open.

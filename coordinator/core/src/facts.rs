@@ -137,6 +137,7 @@ impl Core {
             deleted: false,
             order,
             phase: Phase::Queued,
+            was_whole: false,
             reason: None,
             charge: Amounts::default(),
             leases: 0,

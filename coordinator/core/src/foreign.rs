@@ -18,7 +18,10 @@ use crate::action::{Action, Command};
 use crate::core::{Core, Pending, Timer};
 use crate::gang::GangKey;
 use crate::phase::{Phase, PhaseKind};
-use crate::terms::MOST_AHEAD;
+use crate::terms::is_believable;
+
+/// Objects with damaged terms that one warning names.
+const DAMAGED_NAMED: usize = 3;
 
 /// A plan of an earlier coordinator that was seen while this one leads. Until it is known what became of its pods the
 /// gang stands still.
@@ -148,8 +151,8 @@ impl Core {
 
     /// Reads the term on a pod. Nobody but a later leader writes a later one.
     pub(crate) fn heed_pod(&mut self, pod: &PodSpec, actions: &mut Vec<Action>) {
-        let is_believable = pod.term.saturating_sub(self.term.counter) <= MOST_AHEAD;
-        if !self.synced || pod.term <= self.term.counter || !is_believable || self.raising_above.is_some() {
+        let is_later = pod.term > self.term.counter && is_believable(pod.term, self.term.counter);
+        if !self.synced || !is_later || self.raising_above.is_some() {
             return;
         }
         self.overtaken = Some(Term { counter: pod.term, incarnation: 0 });
@@ -164,12 +167,36 @@ impl Core {
     /// At a start nothing that is stored is of our term. Where it is, or of a later one, the store was set back: ours
     /// must go above it, or what we write could not be told from what an earlier leader wrote.
     pub(crate) fn go_above_stored(&mut self, plans: &[GangPlan], actions: &mut Vec<Action>) {
-        let pods = self.gangs.pods.values().map(|pod| pod.spec.term);
-        let highest = pods.chain(plans.iter().map(|plan| plan.term)).max().unwrap_or(0);
+        let pods = self.gangs.pods.values().map(|pod| (pod.spec.term, "pod", &pod.spec.name));
+        let stored = pods.chain(plans.iter().map(|plan| (plan.term, "the plan of gang", &plan.gang)));
+        let (mut highest, mut damaged, mut left_out) = (0, Vec::new(), 0);
+        for (term, what, name) in stored {
+            if is_believable(term, self.term.counter) {
+                highest = highest.max(term);
+            } else if damaged.len() < DAMAGED_NAMED {
+                damaged.push(format!("{what} {name} (term {term})"));
+            } else {
+                left_out += 1;
+            }
+        }
+        self.warn_of_damage(&damaged, left_out, actions);
         let is_ours_or_later = highest > 0 && highest >= self.term.counter;
         if is_ours_or_later && self.raising_above.is_none_or(|asked| asked < highest) {
             self.raising_above = Some(highest);
             self.emit(Command::RaiseTerm { above: highest }, actions);
         }
+    }
+
+    fn warn_of_damage(&mut self, damaged: &[String], left_out: usize, actions: &mut Vec<Action>) {
+        if damaged.is_empty() {
+            return;
+        }
+        let more = if left_out > 0 { format!(" and {left_out} more") } else { String::new() };
+        let message = format!(
+            "{}{more}: no coordinator can have reached such a term; it is damaged, counts for nothing, and the next \
+             write to the object replaces it",
+            damaged.join(", ")
+        );
+        self.emit(Command::Warn { message }, actions);
     }
 }

@@ -30,6 +30,9 @@ pub(crate) struct Gang {
     pub(crate) deleted: bool,
     pub(crate) order: OrderKey,
     pub(crate) phase: Phase,
+    /// Its minimum was bound together since it last began anew: what is missing now was lost, or ended.
+    #[serde(default)]
+    pub(crate) was_whole: bool,
     pub(crate) reason: Option<Reason>,
     /// `spec.minResources` as numbers.
     pub(crate) min_amounts: Amounts,

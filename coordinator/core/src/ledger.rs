@@ -137,6 +137,9 @@ impl Core {
         self.leases.touched.insert(id);
         let Some(key) = lease.gang else { return };
         let wanted = lease.wanted;
+        if state == Some(LeaseState::Started) && !lease.local {
+            self.note_start(key);
+        }
         let Some(round) = self.gangs.gangs.get_mut(&key).and_then(|gang| gang.phase.round_mut()) else {
             return;
         };

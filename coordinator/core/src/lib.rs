@@ -40,7 +40,9 @@ mod show;
 mod status;
 mod terms;
 pub mod view;
+mod whole;
 mod why;
 
 pub use crate::core::Core;
 pub use crate::settings::Settings;
+pub use crate::terms::is_believable;

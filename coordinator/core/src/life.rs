@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_common::gang::PodPhase;
 use phalanx_common::ids::{GangName, PodUid};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
@@ -11,8 +10,9 @@ use phalanx_common::units::Time;
 use crate::action::{Action, Command};
 use crate::amounts::Amounts;
 use crate::core::{Core, Pending, Timer};
-use crate::gang::{GangKey, Tally};
+use crate::gang::{Gang, GangKey, Tally};
 use crate::phase::{Member, Phase, PhaseKind};
+use crate::whole::GROUP_GONE;
 
 impl Core {
     /// Changes a gang's phase, and everything that is counted by phase.
@@ -20,6 +20,7 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let (before, after) = (gang.phase.kind(), phase.kind());
         gang.phase = phase;
+        gang.note_phase(after);
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
             self.charge_admission(key, Amounts::default());
@@ -96,21 +97,6 @@ impl Core {
         }
     }
 
-    /// True where at least the gang's minimum is bound or has ended well.
-    pub(crate) fn is_satisfied(&self, key: GangKey) -> bool {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
-        let counts = |pod: &crate::gang::Pod| pod.is_live() || pod.spec.phase == PodPhase::Succeeded;
-        let mut total = 0;
-        let mut tasks: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
-        for (_, pod) in self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| counts(pod)) {
-            total += 1;
-            *tasks.entry(&pod.spec.task).or_default() += 1;
-        }
-        let minima = task_minima(&gang.spec);
-        total >= gang.spec.min_member.max(1)
-            && minima.iter().all(|(task, minimum)| tasks.get(task).copied().unwrap_or(0) >= *minimum)
-    }
-
     /// Reacts to a gang's facts.
     pub(crate) fn progress(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
         if self.progress_foreign(key, now, actions) {
@@ -138,10 +124,9 @@ impl Core {
                 // What it was admitted with is for others, also while pods of it that have ended are still there.
                 self.set_phase(key, Phase::Queued);
             }
-            if tally.running > 0 && kind == PhaseKind::Queued {
-                // Found at a start: its PodGroup is gone, and its pods run to their end. Without one that runs nothing
-                // shows that it was ever whole: then the rest must not start either.
-                self.set_phase(key, Phase::Running { round: None });
+            if tally.live > 0 {
+                // Its pods run to their end, where one shows that it was whole.
+                self.settle_found(key, now);
             }
             self.forget_if_empty(key, tally);
             return;
@@ -164,20 +149,6 @@ impl Core {
         } else {
             self.set_waiting(key, true);
         }
-    }
-
-    /// A gang with bound pods and no round: it runs, or is degraded.
-    fn settle_found(&mut self, key: GangKey, now: Time) {
-        self.set_waiting(key, false);
-        let phase = if self.is_satisfied(key) {
-            self.open_start_gate(key);
-            Phase::Running { round: None }
-        } else {
-            let cause = Arc::from("fewer pods than its minimum are bound");
-            Phase::Degraded { since: now, cause, round: None, roll_back_at: None }
-        };
-        self.set_phase(key, phase);
-        self.touched.insert(key);
     }
 
     /// A gang whose object and pods are gone is forgotten.
@@ -229,7 +200,7 @@ impl Core {
             }
             self.set_waiting(key, tally.unplaced > 0 && !deleted);
         } else {
-            if roll_back {
+            if roll_back && !self.waits_for_word(key, now) {
                 self.roll_back(key, now, actions);
             } else {
                 self.wait_degraded(key, tally, now);
@@ -280,12 +251,15 @@ impl Core {
             return;
         }
         for (uid, pod) in self.gangs.pods_of(&name) {
-            if pod.is_live() && !is_growth {
+            // Who was bound by somebody else is not ours to take back.
+            if pod.is_live() && pod.is_bound_by_us() && !is_growth {
                 evicted.insert(uid.clone());
             }
         }
         let refused = round.as_ref().and_then(|round| round.refused.as_deref());
+        let made_up = self.gangs.gangs.get(&key).is_some_and(Gang::is_made_up);
         let missing = match unbound.len() {
+            0 if made_up => GROUP_GONE.to_owned(),
             0 => "pods that it needs were deleted or ended before it was whole".to_owned(),
             1 => "1 of its pods was not bound by the binding deadline".to_owned(),
             count => format!("{count} of its pods were not bound by the binding deadline"),
@@ -356,13 +330,4 @@ impl Core {
 
 fn gang_kind(core: &Core, key: GangKey) -> Option<PhaseKind> {
     core.gangs.gangs.get(&key).map(|gang| gang.phase.kind())
-}
-
-/// Minima of single tasks. As in Volcano they only count where minMember covers their sum.
-pub(crate) fn task_minima(spec: &phalanx_common::gang::GangSpec) -> BTreeMap<&Arc<str>, u32> {
-    let sum: u64 = spec.min_task_member.values().map(|minimum| u64::from(*minimum)).sum();
-    if u64::from(spec.min_member) < sum {
-        return BTreeMap::new();
-    }
-    spec.min_task_member.iter().map(|(task, minimum)| (task, *minimum)).collect()
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
@@ -205,7 +206,14 @@ impl Core {
             self.timers.insert((gang.not_before, Timer::Gang(key)));
             return;
         }
-        let more = self.place_more(key, failed);
+        let mut more = self.place_more(key, failed);
+        let is_new = !gang.was_whole && gang.phase.cut_short().is_none();
+        let placed: Vec<PodUid> = more.placed.iter().map(|place| place.pod.clone()).collect();
+        if is_new && !self.has_minimum(key, &placed) {
+            // Somebody else bound some of it: its rest comes together or not at all, as at any start.
+            more.waiting += u32::try_from(placed.len()).unwrap_or(u32::MAX);
+            more.placed.clear();
+        }
         if let Err(reason) = self.check_attempts(key, now) {
             self.set_waiting_reason(key, more.waiting, Some(reason));
             return;

@@ -41,8 +41,10 @@ impl Core {
         for plan in plans {
             self.resume_plan(&plan, actions);
         }
-        for key in bound.into_iter().map(|(key, _)| key).filter(|key| !planned.contains(key)) {
-            if self.was_whole(key) {
+        for key in bound.into_iter().map(|(key, _)| key).collect::<BTreeSet<GangKey>>() {
+            let has_plan = planned.contains(&key);
+            self.find_whole(key, has_plan);
+            if !has_plan && self.gangs.gangs.get(&key).is_some_and(|gang| gang.was_whole) {
                 self.open_start_gate(key);
             }
         }
@@ -52,16 +54,8 @@ impl Core {
         self.touched.extend(self.gangs.gangs.keys().copied());
     }
 
-    /// A gang with bound pods and no plan was wholly bound once, since then its plan was removed: whoever was lost
-    /// since, the rest may run. Where the PodGroup is gone the plan went with it, and only a start proves it.
-    fn was_whole(&self, key: GangKey) -> bool {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
-        let tally = self.gangs.tally(&gang.spec.name);
-        !gang.deleted || tally.running + tally.succeeded + tally.failed > 0
-    }
-
-    /// A bound pod whose PodGroup is gone keeps its lease until it ends, as it would have without a restart.
-    /// Its gang is made up, as one that was deleted; what queue it was in is not known any more.
+    /// A bound pod whose PodGroup is gone and that runs keeps its lease until it ends, as it would have without a
+    /// restart. Its gang is made up, as one that was deleted; what queue it was in is not known any more.
     fn make_lost_gangs(&mut self) {
         let pods = self.gangs.pods.values().filter(|pod| pod.spec.binding.is_some());
         let names: BTreeSet<GangName> = pods.map(|pod| pod.spec.gang.clone()).collect();

@@ -282,6 +282,7 @@ impl Core {
         let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
         let Some(lease) = pod.lease.and_then(|id| self.leases.leases.get(&id)) else { return };
         if pod.spec.binding.is_none() {
+            pod.spec.term = pod.spec.term.max(self.term.counter);
             pod.spec.binding = Some(PodBinding {
                 node: self.cluster.node(lease.node).name.clone(),
                 lease: (!lease.local).then_some(lease.taken.lease),

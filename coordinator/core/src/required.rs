@@ -8,9 +8,9 @@ use phalanx_common::planted::{self, Bug};
 
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, Pod, natural};
-use crate::life::task_minima;
 use crate::phase::PhaseKind;
 use crate::place::{Candidate, GangShape};
+use crate::whole::task_minima;
 
 /// What of a gang must be placed together.
 pub(crate) struct Required {

@@ -303,10 +303,10 @@ impl Core {
         self.touched.insert(key);
     }
 
-    /// True where pods beside those of a round were let through the start gate, and some still run.
+    /// True where the gang was whole before, and pods beside those of a round still run.
     fn has_started(&self, key: GangKey, round: &Round) -> bool {
         let Some(gang) = self.gangs.gangs.get(&key) else { return false };
-        if matches!(gang.phase, Phase::Placing(_)) || gang.phase.cut_short().is_some() {
+        if !gang.was_whole || matches!(gang.phase, Phase::Placing(_)) || gang.phase.cut_short().is_some() {
             return false;
         }
         let mut others =

@@ -106,6 +106,9 @@ impl Core {
     fn reason_of(&self, gang: &Gang) -> Option<Reason> {
         let step = |text: &str| Some(Reason::InProgress { step: Arc::from(text) });
         match gang.phase.kind() {
+            PhaseKind::Queued | PhaseKind::Admitted if gang.deleted => {
+                step("its PodGroup is gone; create it again, or delete its pods")
+            }
             PhaseKind::Queued | PhaseKind::Admitted => {
                 gang.reason.clone().or_else(|| step("it is looked at in a moment"))
             }

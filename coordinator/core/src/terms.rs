@@ -9,7 +9,14 @@ use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::{Core, Timer};
 
 /// Most that a term can be ahead of ours: there are not that many starts of a coordinator.
-pub(crate) const MOST_AHEAD: u64 = 1 << 32;
+const MOST_AHEAD: u64 = 1 << 32;
+
+/// True where some coordinator can have led under a term, by what ours has counted to. Any other is damaged: to go above
+/// it would use up all terms.
+#[must_use]
+pub const fn is_believable(term: u64, ours: u64) -> bool {
+    term.saturating_sub(ours) <= MOST_AHEAD
+}
 
 impl Core {
     /// The term of the coordinator that took over from this one, where one did: this machine does nothing any more,
@@ -45,7 +52,7 @@ impl Core {
             self.cluster.note_obedience(node);
             return;
         }
-        if known.counter - self.term.counter > MOST_AHEAD {
+        if !is_believable(known.counter, self.term.counter) {
             self.close_unbelievable(node, known, actions);
             return;
         }

@@ -2,6 +2,7 @@
 
 use phalanx_common::ids::GangName;
 use phalanx_common::plan::GangPlan;
+use phalanx_core::is_believable;
 
 use crate::api::apply::merge;
 use crate::api::{ApiError, Kind, Mutation, Object, ObjectKey, Owner};
@@ -63,14 +64,16 @@ pub fn plan_removal(stored: &Object, term: u64) -> Result<Mutation, ApiError> {
     Ok(Mutation::Delete { key: stored.key(), preconditions: stored.preconditions() })
 }
 
-/// A plan that cannot be read belongs to nobody.
+/// A plan that cannot be read, or of a term that nobody can have reached, belongs to nobody.
 fn check_term(stored: &Object, term: u64) -> Result<(), ApiError> {
     match plan_of_object(stored) {
-        Ok(found) if found.term > term => Err(ApiError::Conflict(format!(
-            "{} was written under term {}, and this write is of term {term}",
-            stored.key(),
-            found.term
-        ))),
+        Ok(found) if found.term > term && is_believable(found.term, term) => {
+            Err(ApiError::Conflict(format!(
+                "{} was written under term {}, and this write is of term {term}",
+                stored.key(),
+                found.term
+            )))
+        }
         Ok(_) | Err(_) => Ok(()),
     }
 }

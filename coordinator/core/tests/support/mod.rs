@@ -24,7 +24,7 @@ use phalanx_common::wire::{
 use phalanx_core::action::{Action, Command, GangStatus};
 use phalanx_core::event::{Event, NodeSpec, Outcome};
 use phalanx_core::reason::Reason;
-use phalanx_core::{Core, Settings, invariants};
+use phalanx_core::{Core, Settings, invariants, is_believable};
 
 /// One fake agent.
 #[derive(Default)]
@@ -298,21 +298,21 @@ impl World {
                 self.apply(Event::TermRaised { term });
             }
             Command::WritePlan(plan) => {
-                let later = self.plans.get(&plan.gang).is_some_and(|stored| stored.term > plan.term);
+                let later = self.plans.get(&plan.gang).is_some_and(|stored| is_later(stored, plan.term));
                 if !later {
                     self.plans.insert(plan.gang.clone(), *plan);
                 }
                 self.apply(done(if later { Outcome::Conflict } else { Outcome::Done }));
             }
             Command::DeletePlan { gang, term } => {
-                let later = self.plans.get(&gang).is_some_and(|stored| stored.term > term);
+                let later = self.plans.get(&gang).is_some_and(|stored| is_later(stored, term));
                 if !later {
                     self.plans.remove(&gang);
                 }
                 self.apply(done(if later { Outcome::Conflict } else { Outcome::Done }));
             }
-            Command::Bind { pod, resource_version, binding, .. } => {
-                self.bind(id, &pod, resource_version, binding)
+            Command::Bind { pod, resource_version, binding, term, .. } => {
+                self.bind(id, &pod, resource_version, binding, term)
             }
             Command::FenceWrite { pod, term, .. } => {
                 self.touch(&pod);
@@ -356,7 +356,7 @@ impl World {
         }
     }
 
-    fn bind(&mut self, id: ActionId, pod: &PodUid, version: u64, binding: PodBinding) {
+    fn bind(&mut self, id: ActionId, pod: &PodUid, version: u64, binding: PodBinding, term: Term) {
         let fault = self.bind_faults.pop_front().unwrap_or_default();
         let Some(stored) = self.pods.get(pod) else {
             return self.apply(Event::ActionDone { action: id, outcome: Outcome::NotFound });
@@ -381,6 +381,7 @@ impl World {
             let local = binding.lease.is_none();
             if let Some(stored) = self.pods.get_mut(pod) {
                 stored.binding = Some(binding);
+                stored.term = term.counter;
                 if local {
                     stored.phase = PodPhase::Running;
                 }
@@ -524,6 +525,11 @@ impl World {
             self.apply(Event::PodDeleted(pod.clone()));
         }
     }
+}
+
+/// A stored plan is a later leader's.
+fn is_later(stored: &GangPlan, term: u64) -> bool {
+    stored.term > term && is_believable(stored.term, term)
 }
 
 /// A status as the API shows it.
@@ -693,6 +699,16 @@ impl World {
                 if !words.plain.contains(&"later") {
                     self.late_bind(&name);
                 }
+            }
+            "bind-by-hand" => {
+                // Neither lease nor term: somebody who is no coordinator.
+                let uid = self.uid(words.plain[1]);
+                self.touch(&uid);
+                let node = words.plain[2].into();
+                let stored = self.pods.get_mut(&uid).unwrap();
+                stored.binding = Some(PodBinding { node, lease: None, gpus: Vec::new() });
+                stored.phase = PodPhase::Running;
+                self.apply_stored(&uid);
             }
             "pod-term" => {
                 // A leader writes its term onto a pod.

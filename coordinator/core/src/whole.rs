@@ -1,0 +1,169 @@
+//! Whether a gang is whole, and whether it ever was: what is bound of a gang may start only then.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_common::gang::{GangSpec, PodPhase};
+use phalanx_common::ids::PodUid;
+use phalanx_common::units::Time;
+use phalanx_common::wire::LeaseState;
+
+use crate::core::{Core, Timer};
+use crate::gang::{Gang, GangKey, Pod};
+use crate::phase::{Phase, PhaseKind};
+
+/// Why nothing of a gang starts whose PodGroup went while nobody led.
+pub(crate) const GROUP_GONE: &str =
+    "its PodGroup is gone, none of its pods has started, and nothing shows that all it needs were ever bound";
+
+impl Gang {
+    /// True where it was made up for bound pods whose PodGroup is gone: its minimum is not known.
+    pub(crate) fn is_made_up(&self) -> bool {
+        self.spec.uid.is_empty()
+    }
+
+    /// Keeps in mind whether the gang was whole since it last began anew.
+    pub(crate) fn note_phase(&mut self, after: PhaseKind) {
+        match after {
+            PhaseKind::Running => self.was_whole = true,
+            PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Reserving | PhaseKind::Finished => {
+                self.was_whole = false;
+            }
+            PhaseKind::Committing
+            | PhaseKind::Arming
+            | PhaseKind::Binding
+            | PhaseKind::Degraded
+            | PhaseKind::Evicting => {}
+        }
+    }
+}
+
+impl Pod {
+    /// Bound by a coordinator. Somebody else's Binding names no lease and leaves no term.
+    pub(crate) fn is_bound_by_us(&self) -> bool {
+        self.spec.binding.as_ref().is_some_and(|binding| binding.lease.is_some() || self.spec.term > 0)
+    }
+}
+
+impl Core {
+    /// True where at least the gang's minimum is bound or has ended well. Of a gang that was made up nobody knows the
+    /// minimum: only a start shows that it had it.
+    pub(crate) fn is_satisfied(&self, key: GangKey) -> bool {
+        self.has_minimum(key, &[])
+    }
+
+    /// True where the gang would have its minimum with these pods bound as well.
+    pub(crate) fn has_minimum(&self, key: GangKey, more: &[PodUid]) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        if gang.is_made_up() && !gang.was_whole {
+            return false;
+        }
+        let counts = |(uid, pod): &(&PodUid, &Pod)| {
+            pod.is_live() || pod.spec.phase == PodPhase::Succeeded || more.contains(uid)
+        };
+        let mut total = 0;
+        let mut tasks: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
+        for (_, pod) in self.gangs.pods_of(&gang.spec.name).filter(counts) {
+            total += 1;
+            *tasks.entry(&pod.spec.task).or_default() += 1;
+        }
+        let minima = task_minima(&gang.spec);
+        total >= gang.spec.min_member.max(1)
+            && minima.iter().all(|(task, minimum)| tasks.get(task).copied().unwrap_or(0) >= *minimum)
+    }
+
+    /// A gang with pods that a coordinator bound, and no plan, was wholly bound once, since then its plan was removed:
+    /// whoever was lost since, the rest may run. Where the PodGroup is gone the plan went with it, and only a start
+    /// proves it.
+    pub(crate) fn find_whole(&mut self, key: GangKey, has_plan: bool) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let has_ours = || self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| pod.is_bound_by_us());
+        let was_whole = self.has_started_pods(key) || (!has_plan && !gang.is_made_up() && has_ours());
+        if let Some(gang) = self.gangs.gangs.get_mut(&key).filter(|_| was_whole) {
+            gang.was_whole = true;
+        }
+    }
+
+    /// True where a pod of the gang got through the start gate. Pods without a lease pass none: they show something only
+    /// where no other has one.
+    fn has_started_pods(&self, key: GangKey) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        let has_lease = |pod: &Pod| pod.spec.binding.as_ref().is_some_and(|binding| binding.lease.is_some());
+        let pods = || self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod);
+        let is_gated = pods().any(has_lease);
+        let is_started = |pod: &Pod| {
+            let lease = pod.lease.and_then(|id| self.leases.leases.get(&id));
+            let is_open = lease.is_some_and(|lease| !lease.local && lease.known == Some(LeaseState::Started));
+            is_open || pod.spec.phase != PodPhase::Pending
+        };
+        let mut bound = pods().filter(|pod| if is_gated { has_lease(pod) } else { pod.is_bound_by_us() });
+        bound.any(is_started)
+    }
+
+    /// An agent says that a pod of a gang was let start: whoever did it had seen the gang whole.
+    pub(crate) fn note_start(&mut self, key: GangKey) {
+        if let Some(gang) = self.gangs.gangs.get_mut(&key).filter(|gang| !gang.was_whole) {
+            gang.was_whole = true;
+            self.touched.insert(key);
+        }
+    }
+
+    /// A gang with bound pods and no round: it runs, or is degraded. What a coordinator bound of one that never was
+    /// whole must not hold its place for ever.
+    pub(crate) fn settle_found(&mut self, key: GangKey, now: Time) {
+        self.set_waiting(key, false);
+        if self.has_started_pods(key)
+            && let Some(gang) = self.gangs.gangs.get_mut(&key)
+        {
+            gang.was_whole = true;
+        }
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let has_ours =
+            self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| pod.is_live() && pod.is_bound_by_us());
+        let holds = has_ours && !gang.was_whole;
+        let made_up = gang.is_made_up();
+        let phase = if self.is_satisfied(key) {
+            self.open_start_gate(key);
+            Phase::Running { round: None }
+        } else {
+            let cause = if made_up { GROUP_GONE } else { "fewer pods than its minimum are bound" };
+            let roll_back_at = holds.then(|| now + self.settings.binding_deadline_ms);
+            if let Some(at) = roll_back_at {
+                self.timers.insert((at, Timer::Gang(key)));
+            }
+            Phase::Degraded { since: now, cause: Arc::from(cause), round: None, roll_back_at }
+        };
+        self.set_phase(key, phase);
+        self.touched.insert(key);
+    }
+
+    /// True where nothing is taken back of a gang yet, though it is due: an agent that is away may know that its pods run.
+    pub(crate) fn waits_for_word(&mut self, key: GangKey, now: Time) -> bool {
+        let until = now + self.settings.binding_deadline_ms;
+        let Some(gang) = self.gangs.gangs.get(&key).filter(|gang| gang.is_made_up()) else { return false };
+        let is_away = |pod: &Pod| {
+            let lease = pod.lease.and_then(|id| self.leases.leases.get(&id)).filter(|lease| !lease.local);
+            let agent = lease.map(|lease| self.cluster.node(lease.node).agent.as_ref());
+            agent.is_some_and(|agent| agent.is_none_or(|agent| agent.session.is_none()))
+        };
+        if !self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| pod.is_live() && is_away(pod)) {
+            return false;
+        }
+        if let Some(Phase::Degraded { roll_back_at, .. }) =
+            self.gangs.gangs.get_mut(&key).map(|gang| &mut gang.phase)
+        {
+            *roll_back_at = Some(until);
+        }
+        self.timers.insert((until, Timer::Gang(key)));
+        true
+    }
+}
+
+/// Minima of single tasks. As in Volcano they only count where minMember covers their sum.
+pub(crate) fn task_minima(spec: &GangSpec) -> BTreeMap<&Arc<str>, u32> {
+    let sum: u64 = spec.min_task_member.values().map(|minimum| u64::from(*minimum)).sum();
+    if u64::from(spec.min_member) < sum {
+        return BTreeMap::new();
+    }
+    spec.min_task_member.iter().map(|(task, minimum)| (task, *minimum)).collect()
+}
