@@ -6,7 +6,7 @@
 mod check;
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -37,6 +37,8 @@ const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(3600);
 /// Longest node name Kubernetes allows (a DNS subdomain).
 const MAX_NODE_NAME_BYTES: usize = 253;
+/// A file larger than this holds no certificate of ours, and no key.
+const MAX_PEM_BYTES: u64 = 1 << 20;
 
 /// Why a certificate or key could not be made, read or written.
 #[derive(Debug, Error)]
@@ -443,7 +445,16 @@ fn exists(path: &Path) -> Result<bool, PkiError> {
 }
 
 fn read(path: &Path) -> Result<String, PkiError> {
-    fs::read_to_string(path).map_err(|source| PkiError::File { path: path.to_owned(), source })
+    let failed = |source| PkiError::File { path: path.to_owned(), source };
+    let mut text = String::new();
+    let file = fs::File::open(path).map_err(failed)?;
+    // Not by the length that the system tells: a device or a pipe has none, and may never end.
+    file.take(MAX_PEM_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > MAX_PEM_BYTES {
+        let reason = "is larger than 1 MiB and no PEM file".to_owned();
+        return Err(PkiError::Unfit { path: path.to_owned(), reason });
+    }
+    Ok(text)
 }
 
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
@@ -514,6 +525,10 @@ mod tests {
         assert!(error.contains("/ca.pem: ") && error.contains("authority's certificate"), "{error}");
         let error = Identity::load(directory.path(), "agent").unwrap_err().to_string();
         assert!(error.contains("agent.pem"), "{error}");
+        fs::remove_file(directory.path().join("ca.pem")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", directory.path().join("ca.pem")).unwrap();
+        let error = TrustAnchor::load(directory.path()).unwrap_err().to_string();
+        assert!(error.ends_with("/ca.pem: is larger than 1 MiB and no PEM file"), "{error}");
     }
 
     /// Every flipped bit and every length of a file, one after the other.
