@@ -16,8 +16,6 @@ use thiserror::Error;
 use crate::recorder::FORMAT;
 
 pub use self::command::{ReplayArguments, run};
-pub use self::compare::{Divergence, compare};
-pub use self::lines::Place;
 pub use self::until::{Until, UntilError};
 
 use self::player::{Played, Player};
@@ -66,6 +64,11 @@ pub enum ReplayError {
         /// The part before.
         before: PathBuf,
     },
+    /// What was asked for cannot be had together.
+    #[error(
+        "--until stops the replay of one recording; --diff OTHER compares two as a whole: leave one of them out"
+    )]
+    UntilBesideOther,
     /// The result cannot be written.
     #[error("output: {0}")]
     Output(io::Error),
@@ -108,17 +111,22 @@ pub struct Replay {
 pub fn replay(first: &Path, output: &mut dyn Write) -> Result<Replay, ReplayError> {
     let mut player = Player::open(first, 0)?;
     loop {
-        let played = player.step()?;
-        if let Played::Cycle { at, made, .. } = &played {
-            print(output, at.0, made).map_err(ReplayError::Output)?;
-        }
-        if let Played::Note(note) = &played {
-            writeln!(output, "note: {note}").map_err(ReplayError::Output)?;
-        }
+        let played = step(&mut player, output, &mut io::sink())?;
         if matches!(played, Played::End) || player.replay.difference.is_some() {
             return Ok(player.replay);
         }
     }
+}
+
+/// Plays one record. Its actions go to `output`, what a reader should know to `report`.
+fn step(player: &mut Player, output: &mut dyn Write, report: &mut dyn Write) -> Result<Played, ReplayError> {
+    let played = player.step()?;
+    match &played {
+        Played::Cycle { at, made, .. } => print(output, at.0, made).map_err(ReplayError::Output)?,
+        Played::Note(note) => writeln!(report, "note: {note}").map_err(ReplayError::Output)?,
+        Played::Event | Played::Quiet | Played::End => {}
+    }
+    Ok(played)
 }
 
 fn print(output: &mut dyn Write, at_ms: u64, actions: &[Action]) -> io::Result<()> {

@@ -16,8 +16,8 @@ use phalanx_common::resources::{NVIDIA_GPU, ResourceName, Resources};
 use phalanx_common::units::Time;
 use phalanx_common::wire::{Hello, VERSION};
 use phalanx_coordinator::recorder::{Header, Record};
-use phalanx_coordinator::replay::{Place, ReplayArguments, compare, run};
-use phalanx_core::action::{Action, Command};
+use phalanx_coordinator::replay::{ReplayArguments, run};
+use phalanx_core::action::Command;
 use phalanx_core::event::Event;
 use phalanx_core::{Core, Settings};
 use support::cluster::inventory;
@@ -142,8 +142,16 @@ fn until_stops_at_a_time_an_event_or_a_line_and_shows_the_state() {
     before(until(&file, &(START_MS + 10_999).to_string()));
     before(until(&file, "line:9"));
     before(until(&file, "line:0:9"));
-    let (output, report) = until(&file, "+11s");
-    assert!(report.contains("the recording ends before that moment"), "{report}");
+    // Its last record is of that moment, and is played.
+    let moments = ["+11s", &(START_MS + 11_000).to_string(), "event:5", "line:11", "line:0:11"];
+    let ends = moments.map(|moment| until(&file, moment));
+    assert!(ends.iter().all(|(_, report)| report.is_empty()), "{ends:?}");
+    for beyond in ["+11001ms", &(START_MS + 11_001).to_string(), "event:6", "line:12", "line:1:1"] {
+        let (output, report) = until(&file, beyond);
+        assert!(report.contains("the recording ends before that moment"), "{beyond}: {report}");
+        assert_eq!(output, ends[0].0, "{beyond}");
+    }
+    let output = &ends[0].0;
     assert!(output.contains("team/train in queue default: reserving (Inqueue)"), "{output}");
     assert!(output.contains("n1: ready, 4 of 8 GPUs free"), "{output}");
     assert!(
@@ -199,7 +207,6 @@ fn diff_of_two_recordings_compares_what_was_done_and_not_when() {
         }
     }
     write(&second, &later);
-    assert_eq!(compare(&first, &second).unwrap().0, None);
     let other = Some(Some(second.clone()));
     let (same, _, report) = replayed(&ReplayArguments { diff: other.clone(), ..arguments(&first) });
     assert!(same && report.contains("actions in both"), "{report}");
@@ -207,7 +214,10 @@ fn diff_of_two_recordings_compares_what_was_done_and_not_when() {
     write(&second, &recording(2));
     let (same, output, _) = replayed(&ReplayArguments { diff: other, ..arguments(&first) });
     assert!(!same);
-    assert!(output.contains("the recordings part after"), "{output}");
+    assert!(output.starts_with("the recordings part after 4 actions\n"), "{output}");
+    for file in [&first, &second] {
+        assert!(output.contains(&format!("\n{}:9:\n", file.display())), "{output}");
+    }
     let shown: Vec<&str> = output.lines().filter(|line| line.starts_with("> ")).collect();
     // The gang waits in both, for another number of GPUs.
     assert!(
@@ -215,9 +225,37 @@ fn diff_of_two_recordings_compares_what_was_done_and_not_when() {
         "{output}"
     );
     assert!(output.contains("pod asks 4") && output.contains("pod asks 2"), "{output}");
-    let divergence = compare(&first, &second).unwrap().0.unwrap();
-    let of = |side: &Option<(Place, Action)>| side.as_ref().map(|(place, _)| place.line);
-    assert_eq!((divergence.same, of(&divergence.first), of(&divergence.second)), (4, Some(9), Some(9)));
+}
+
+#[test]
+fn diff_of_two_recordings_says_what_a_reader_should_know_of_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = directory.path().join("first.jsonl");
+    let second = directory.path().join("second.jsonl");
+    write(&first, &recording(4));
+    let text = fs::read_to_string(&first).unwrap();
+    fs::write(&second, format!("{text}{{\"event\":")).unwrap();
+    let compared = |first: &Path, second: &Path| {
+        let (same, output, report) =
+            replayed(&ReplayArguments { diff: Some(Some(second.to_owned())), ..arguments(first) });
+        assert!(same && output.is_empty(), "{output}");
+        report
+    };
+    assert!(!compared(&first, &first).contains("note: "));
+    for report in [compared(&first, &second), compared(&second, &first)] {
+        let note = format!("note: {}:12: the line was cut off after 9 bytes", second.display());
+        assert!(report.starts_with(&note) && report.lines().count() == 2, "{report}");
+    }
+}
+
+#[test]
+fn until_does_not_go_with_the_comparison_of_two_recordings() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file(directory.path(), &recording(4));
+    let both =
+        ReplayArguments { until: "+5s".parse().ok(), diff: Some(Some(file.clone())), ..arguments(&file) };
+    let error = run(&both, &mut Vec::new(), &mut Vec::new()).unwrap_err().to_string();
+    assert!(error.contains("--until") && error.contains("--diff OTHER"), "{error}");
 }
 
 #[test]

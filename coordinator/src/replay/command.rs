@@ -1,15 +1,17 @@
 //! The command `replay`: repeats a recording, stops where one wants to look, and shows the first difference.
 
+use std::cmp::Ordering;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
 use phalanx_core::action::Action;
 
-use super::compare::{Side, side_by_side};
+use super::compare::{Compared, Side, side_by_side};
+use super::lines::Place;
 use super::player::{Played, Player};
 use super::state::{self, About};
-use super::{Difference, Replay, ReplayError, Until, print};
+use super::{Difference, Replay, ReplayError, Until, step};
 use crate::recorder::chain_of;
 
 /// What `replay` is told.
@@ -41,20 +43,14 @@ pub fn run(
     report: &mut dyn Write,
 ) -> Result<bool, ReplayError> {
     if let Some(Some(other)) = &arguments.diff {
-        let compared = side_by_side(&arguments.file, other, arguments.context)?;
-        let Some(divergence) = compared.divergence else {
-            writeln!(report, "the same {} actions in both", compared.same).map_err(ReplayError::Output)?;
-            return Ok(true);
-        };
-        let same = divergence.same;
-        writeln!(output, "the recordings part after {same} actions").map_err(ReplayError::Output)?;
-        let sides = [(&compared.first, divergence.first), (&compared.second, divergence.second)];
-        for (side, action) in sides {
-            write_side(output, side, action.map(|(_, action)| action)).map_err(ReplayError::Output)?;
+        if arguments.until.is_some() {
+            return Err(ReplayError::UntilBesideOther);
         }
-        return Ok(false);
+        let compared = side_by_side(&arguments.file, other, arguments.context)?;
+        return write_compared(&compared, output, report).map_err(ReplayError::Output);
     }
     let mut player = Player::open(&arguments.file, arguments.context)?;
+    let mut nowhere = io::sink();
     let is_quiet = arguments.diff.is_some() || arguments.until.is_some();
     loop {
         if let Some(until) = arguments.until
@@ -63,14 +59,7 @@ pub fn run(
             write_moment(output, &player).map_err(ReplayError::Output)?;
             return Ok(true);
         }
-        let played = player.step()?;
-        match &played {
-            Played::Cycle { at, made, .. } if !is_quiet => {
-                print(output, at.0, made).map_err(ReplayError::Output)?;
-            }
-            Played::Note(note) => writeln!(report, "note: {note}").map_err(ReplayError::Output)?,
-            Played::Cycle { .. } | Played::Event | Played::Quiet | Played::End => {}
-        }
+        let played = step(&mut player, if is_quiet { &mut nowhere } else { output }, report)?;
         if let Some(difference) = player.replay.difference.clone() {
             output.flush().map_err(ReplayError::Output)?;
             let actions = match played {
@@ -104,25 +93,30 @@ fn finish(
 
 /// True where the moment is now: everything up to it has been played.
 fn is_there(player: &mut Player, until: Until) -> Result<bool, ReplayError> {
-    let is_begun = player.core().is_some();
-    Ok(match until {
-        Until::Event(number) => is_begun && player.replay.events >= number,
-        Until::At(end) => player.next_record()?.0.is_some_and(|at| is_begun && at > end),
-        Until::After(offset) => {
-            let end = player.start() + offset;
-            player.next_record()?.0.is_some_and(|at| is_begun && at > end)
-        }
-        Until::Line { part, line } => {
-            let (_, next) = player.next_record()?;
-            let of_next = chain_of(&next.path).map(|(_, part)| part);
-            let of_first = player.first_part();
-            let asked = part.or(of_first);
-            match (of_next, asked) {
-                (Some(next_part), Some(asked)) if next_part != asked => is_begun && next_part > asked,
-                _ => is_begun && next.line > line,
-            }
-        }
+    if player.core().is_none() {
+        return Ok(false);
+    }
+    let end = match until {
+        Until::Event(number) => return Ok(player.replay.events >= number),
+        Until::Line { part, line } => return is_at_line(player, part.or(player.first_part()), line),
+        Until::At(end) => end,
+        Until::After(offset) => player.start() + offset,
+    };
+    Ok(match player.next_record()?.0 {
+        Some(next) => next > end,
+        None => player.is_at_end()? && player.at >= end,
     })
+}
+
+fn is_at_line(player: &mut Player, part: Option<u32>, line: usize) -> Result<bool, ReplayError> {
+    let compared = |place: &Place| match (chain_of(&place.path), part) {
+        (Some((_, of_place)), Some(part)) => of_place.cmp(&part),
+        // A file that is not called as recordings are is alone.
+        _ => Ordering::Equal,
+    };
+    let here = player.place();
+    let is_played = compared(here) == Ordering::Equal && here.line >= line;
+    Ok(is_played || compared(&player.next_record()?.1) == Ordering::Greater)
 }
 
 fn write_moment(output: &mut dyn Write, player: &Player) -> io::Result<()> {
@@ -143,19 +137,37 @@ fn write_moment(output: &mut dyn Write, player: &Player) -> io::Result<()> {
     }
 }
 
+/// What the comparison of two recordings has shown. True where it is nothing.
+fn write_compared(compared: &Compared, output: &mut dyn Write, report: &mut dyn Write) -> io::Result<bool> {
+    let Compared { parts, same, sides } = compared;
+    for note in sides.iter().flat_map(|side| &side.player.replay.notes) {
+        writeln!(report, "note: {note}")?;
+    }
+    if !parts {
+        writeln!(report, "the same {same} actions in both")?;
+        return Ok(true);
+    }
+    writeln!(output, "the recordings part after {same} actions")?;
+    for side in sides {
+        write_side(output, side)?;
+    }
+    Ok(false)
+}
+
 /// One side of two recordings that part: what led there, the action, the state.
-fn write_side(output: &mut dyn Write, side: &Side, action: Option<Action>) -> io::Result<()> {
+fn write_side(output: &mut dyn Write, side: &Side) -> io::Result<()> {
     let place = side.player.place();
     writeln!(output, "\n{}:{}:", place.path.display(), place.line)?;
     for line in side.player.context.lines() {
         writeln!(output, "  {line}")?;
     }
-    match &action {
+    let action = side.action();
+    match action {
         Some(action) => writeln!(output, "> {}", serde_json::to_string(action)?)?,
         None => writeln!(output, "> the recording ends")?,
     }
     match side.core() {
-        Some(core) => state::write(output, core, side.at(), &About::of(&action)),
+        Some(core) => state::write(output, core, side.at(), &About::of(action)),
         None => Ok(()),
     }
 }

@@ -10,11 +10,11 @@ use crate::recorder::{FORMAT, Header, Record, chain_of, sibling};
 
 /// Where a record stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(super) struct Place {
     /// The file.
-    pub path: PathBuf,
+    pub(super) path: PathBuf,
     /// Line, from 1.
-    pub line: usize,
+    pub(super) line: usize,
 }
 
 /// What the next line is.
@@ -59,9 +59,9 @@ impl Lines {
         ReplayError::Line { path: self.path.clone(), line: self.line, message: message.to_string() }
     }
 
-    /// The line read last, for those who look on.
-    pub(super) fn text(&self) -> String {
-        String::from_utf8_lossy(&self.text).trim_end().to_owned()
+    /// The line read last, and its number, for those who look on.
+    pub(super) fn text(&self) -> (usize, &[u8]) {
+        (self.line, &self.text)
     }
 
     /// The next line; of the next part where this file is at its end. A last line without its end was cut off by a
@@ -149,21 +149,44 @@ impl Context {
         Self { lines: VecDeque::new(), most }
     }
 
-    pub(super) fn add(&mut self, place: &Place, text: &str) {
+    /// Remembers the begin of a line: a state is as long as a whole file, and most lines are never shown.
+    pub(super) fn add(&mut self, (line, text): (usize, &[u8])) {
+        const LONGEST_CHARACTER: usize = 4;
         if self.most == 0 {
             return;
         }
         if self.lines.len() == self.most {
             self.lines.pop_front();
         }
-        let mut shown: String = text.chars().take(SHOWN_CHARACTERS).collect();
+        let text = text.trim_ascii_end();
+        let begin = &text[..text.len().min(SHOWN_CHARACTERS * LONGEST_CHARACTER)];
+        let mut shown: String = String::from_utf8_lossy(begin).chars().take(SHOWN_CHARACTERS).collect();
         if shown.len() < text.len() {
             shown.push('…');
         }
-        self.lines.push_back(format!("{}: {shown}", place.line));
+        self.lines.push_back(format!("{line}: {shown}"));
     }
 
     pub(super) fn lines(&self) -> impl Iterator<Item = &str> {
         self.lines.iter().map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_line_the_begin_is_remembered() {
+        let mut context = Context::new(2);
+        for (line, text) in [(1, "gone".to_owned()), (2, "short\n".to_owned()), (3, "é€😀".repeat(1000))]
+        {
+            context.add((line, text.as_bytes()));
+        }
+        let shown: Vec<&str> = context.lines().collect();
+        assert_eq!(shown, ["2: short", &format!("3: {}…", "é€😀".repeat(SHOWN_CHARACTERS / 3))]);
+        let mut none = Context::new(0);
+        none.add((1, b"text"));
+        assert_eq!(none.lines().count(), 0);
     }
 }

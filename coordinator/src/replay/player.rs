@@ -117,19 +117,25 @@ impl Player {
         Ok((time, self.lines.place()))
     }
 
+    /// True where nothing comes after what was played last.
+    pub(super) fn is_at_end(&mut self) -> Result<bool, ReplayError> {
+        self.next_record()?;
+        Ok(matches!(self.waiting, Some(Line::End)))
+    }
+
     /// Plays one record.
     pub(super) fn step(&mut self) -> Result<Played, ReplayError> {
         let line = match self.waiting.take() {
             Some(line) => line,
             None => self.lines.next()?,
         };
-        self.place = self.lines.place();
         let record = match line {
             Line::Record(record) => record,
             Line::CutOff { bytes } => return self.cut_off(bytes),
             Line::End => return self.end(),
         };
-        self.context.add(&self.lines.place(), &self.lines.text());
+        self.place = self.lines.place();
+        self.context.add(self.lines.text());
         match record {
             Record::Header(header) => self.begin(header),
             Record::Snapshot { at, core } => self.take_state(at, *core),
