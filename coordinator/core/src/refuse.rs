@@ -41,7 +41,9 @@ impl Core {
             // done nothing more is asked of the node.
             let key = lease.gang.filter(|_| !is_gone);
             let pod = lease.request.pod_name.clone();
-            let until = now + self.settings.quarantine_ms;
+            // While the agent has something to write it says so once a second. Where it has not, nothing tells that
+            // the disk is well again but the next reservation, which must not wait long.
+            let until = now + self.settings.confirm_timeout_ms;
             self.cluster.close_until(node, &cause.to_string(), until, EarlyEnd::Disk);
             self.timers.insert((until, Timer::Quarantine(node)));
             let why = format!("node {} refused pod {pod}: {cause}", self.cluster.node(node).name);
