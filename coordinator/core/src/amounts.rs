@@ -69,20 +69,13 @@ impl ResourceTable {
 
     /// Text form to numbers.
     pub(crate) fn amounts(&mut self, resources: &Resources) -> Amounts {
-        let mut amounts = Amounts::default();
-        for (name, amount) in resources.iter() {
-            match name.as_str() {
-                CPU => amounts.cpu_milli = amount,
-                MEMORY => amounts.memory_bytes = amount,
-                NVIDIA_GPU => amounts.gpus = amount,
-                _ => {
-                    let id = self.intern(name);
-                    amounts.more.push((id, amount));
-                }
-            }
-        }
-        amounts.more.sort_unstable();
-        amounts
+        Amounts::of(resources, |name| Some(self.intern(name)))
+    }
+
+    /// The same for what only an agent says: names that nobody here knows are left out. No node offers them, no pod
+    /// asks for them, and an agent must not make this table grow.
+    pub(crate) fn amounts_known(&self, resources: &Resources) -> Amounts {
+        Amounts::of(resources, |name| self.ids.get(name).copied())
     }
 
     /// Numbers to text form; zeros are left out.
@@ -114,6 +107,20 @@ pub(crate) struct Amounts {
 }
 
 impl Amounts {
+    fn of(resources: &Resources, mut id_of: impl FnMut(&ResourceName) -> Option<ResourceId>) -> Self {
+        let mut amounts = Self::default();
+        for (name, amount) in resources.iter() {
+            match name.as_str() {
+                CPU => amounts.cpu_milli = amount,
+                MEMORY => amounts.memory_bytes = amount,
+                NVIDIA_GPU => amounts.gpus = amount,
+                _ => amounts.more.extend(id_of(name).map(|id| (id, amount))),
+            }
+        }
+        amounts.more.sort_unstable();
+        amounts
+    }
+
     /// Amount of one resource.
     pub(crate) fn get(&self, key: ResourceKey) -> u64 {
         match key {

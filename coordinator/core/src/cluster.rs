@@ -10,21 +10,21 @@ use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::amounts::{Amounts, ResourceTable};
-use crate::class::{Class, ClassKey, ModelId, bits};
+use crate::class::bits;
 use crate::event::NodeSpec;
 use crate::reason::Closed;
 
+mod classes;
+mod outline;
 mod quarantine;
 
+use classes::Classes;
+pub(crate) use classes::{ClassId, ClassIndex};
 pub(crate) use quarantine::{EarlyEnd, Quarantine};
 
 /// Number of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct NodeIndex(pub(crate) u32);
-
-/// Number of a topology class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct ClassId(u32);
 
 /// The agent's side of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -120,12 +120,6 @@ impl Node {
     }
 }
 
-/// Nodes of one class by free mask, grouped by the number of free GPUs.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct ClassIndex {
-    pub(crate) by_count: Vec<BTreeMap<u64, BTreeSet<NodeIndex>>>,
-}
-
 /// All nodes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cluster {
@@ -133,14 +127,7 @@ pub(crate) struct Cluster {
     /// Numbers that no node has now.
     vacant: BTreeSet<NodeIndex>,
     by_name: BTreeMap<NodeName, NodeIndex>,
-    #[serde(with = "crate::pairs")]
-    class_ids: BTreeMap<ClassKey, ClassId>,
-    classes: Vec<Class>,
-    index: Vec<ClassIndex>,
-    models: BTreeMap<Arc<str>, ModelId>,
-    model_names: Vec<Arc<str>>,
-    /// Free GPUs of open nodes, by model.
-    model_free: Vec<u64>,
+    classes: Classes,
     pub(crate) resources: ResourceTable,
     /// Raised when what the cluster has in all changes.
     pub(crate) capacity_generation: u64,
@@ -165,14 +152,10 @@ impl Cluster {
 
     /// Entries of its tables, by name.
     pub(crate) fn kept(&self) -> Vec<(&'static str, usize)> {
-        vec![
-            ("nodes", self.by_name.len()),
-            ("node_numbers", self.nodes.len()),
-            ("topology_classes", self.classes.len()),
-            ("gpu_sets", self.classes.iter().map(Class::kept).sum()),
-            ("gpu_models", self.model_names.len()),
-            ("resource_names", self.resources.len()),
-        ]
+        let mut kept = vec![("nodes", self.by_name.len()), ("node_numbers", self.nodes.len())];
+        kept.extend(self.classes.kept());
+        kept.push(("resource_names", self.resources.len()));
+        kept
     }
 
     pub(crate) fn node(&self, index: NodeIndex) -> &Node {
@@ -183,32 +166,10 @@ impl Cluster {
         self.by_name.get(name).copied()
     }
 
-    pub(crate) fn class(&self, id: ClassId) -> &Class {
-        &self.classes[id.0 as usize]
-    }
-
-    pub(crate) fn classes(&self) -> impl Iterator<Item = (&Class, &ClassIndex)> {
-        self.classes.iter().zip(&self.index)
-    }
-
-    /// Models by number of free GPUs, the scarcest first.
-    pub(crate) fn models_scarcest_first(&self) -> Vec<ModelId> {
-        let mut models: Vec<ModelId> = self.models.values().copied().collect();
-        models.sort_by_key(|model| (self.model_free[model.0 as usize], &self.model_names[model.0 as usize]));
-        models
-    }
-
-    pub(crate) fn model_of(&self, index: NodeIndex, gpu: GpuId) -> Option<ModelId> {
-        let agent = self.node(index).agent.as_ref()?;
-        let known = agent.inventory.gpus.iter().find(|known| known.id == gpu)?;
-        self.models.get(known.model.as_str()).copied()
-    }
-
     fn ensure(&mut self, name: &NodeName) -> NodeIndex {
         if let Some(index) = self.find(name) {
             return index;
         }
-        self.ensure_class(&ClassKey::of(&Inventory::empty(0, 0)), &Inventory::empty(0, 0));
         let index = self.vacant.pop_first().unwrap_or_else(|| {
             let index = NodeIndex(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
             self.nodes.push(Node::new(name.clone()));
@@ -222,59 +183,36 @@ impl Cluster {
     /// Forgets a node of which neither object nor connection is left; the caller knows that no lease is
     /// either. Its number is used again, so that nodes that come and go cost no memory.
     pub(crate) fn forget_if_gone(&mut self, index: NodeIndex) {
-        let node = &mut self.nodes[index.0 as usize];
+        let node = &self.nodes[index.0 as usize];
         let is_away = node.agent.as_ref().is_none_or(|agent| agent.session.is_none());
         if node.spec.is_some() || !is_away || self.vacant.contains(&index) {
             return;
         }
         let name = node.name.clone();
-        node.agent = None;
-        self.refresh(index, true);
+        let class = node.agent.as_ref().map(|agent| agent.class);
+        self.change(index, |node| node.agent = None);
+        if let Some(class) = class {
+            self.classes.leave(class);
+        }
         self.by_name.remove(&name);
         self.vacant.insert(index);
-    }
-
-    fn ensure_class(&mut self, key: &ClassKey, inventory: &Inventory) -> ClassId {
-        if let Some(id) = self.class_ids.get(key) {
-            return *id;
-        }
-        let mut masks: BTreeMap<ModelId, u64> = BTreeMap::new();
-        for (at, name) in key.models().iter().enumerate() {
-            let model = match self.models.get(name) {
-                Some(model) => *model,
-                None => {
-                    let model = ModelId(u32::try_from(self.model_names.len()).unwrap_or(u32::MAX));
-                    self.models.insert(name.clone(), model);
-                    self.model_names.push(name.clone());
-                    self.model_free.push(0);
-                    model
-                }
-            };
-            *masks.entry(model).or_default() |= 1 << at;
-        }
-        let id = ClassId(u32::try_from(self.classes.len()).unwrap_or(u32::MAX));
-        let class = Class::new(inventory, masks.into_iter().collect());
-        self.index.push(ClassIndex { by_count: vec![BTreeMap::new(); class.gpus as usize + 1] });
-        self.classes.push(class);
-        self.class_ids.insert(key.clone(), id);
-        id
+        self.note_change();
     }
 
     /// A node object is there, or changed.
     pub(crate) fn apply_spec(&mut self, spec: NodeSpec) -> NodeIndex {
         let index = self.ensure(&spec.name);
-        self.nodes[index.0 as usize].spec = Some(spec);
-        self.nodes[index.0 as usize].deleted = false;
-        self.refresh(index, true);
+        self.change(index, |node| {
+            node.spec = Some(spec);
+            node.deleted = false;
+        });
         index
     }
 
     /// A node object is gone. A node whose agent speaks stays.
     pub(crate) fn remove_spec(&mut self, name: &NodeName) {
         if let Some(index) = self.find(name) {
-            let node = &mut self.nodes[index.0 as usize];
-            node.deleted = node.spec.take().is_some() || node.deleted;
-            self.refresh(index, true);
+            self.change(index, |node| node.deleted = node.spec.take().is_some() || node.deleted);
         }
     }
 
@@ -286,29 +224,34 @@ impl Cluster {
         inventory: Inventory,
     ) -> NodeIndex {
         let index = self.ensure(name);
-        let class = self.ensure_class(&ClassKey::of(&inventory), &inventory);
-        let node = &mut self.nodes[index.0 as usize];
+        let class = self.classes.enter(&inventory);
+        let node = &self.nodes[index.0 as usize];
+        let class_before = node.agent.as_ref().map(|agent| agent.class);
         let held: BTreeMap<GpuId, LeaseId> = node.agent.as_ref().map_or_else(BTreeMap::new, |agent| {
             let gpus = agent.inventory.gpus.iter();
             gpus.zip(&agent.holders).filter_map(|(gpu, holder)| Some((gpu.id, (*holder)?))).collect()
         });
         let holders = inventory.gpus.iter().map(|gpu| held.get(&gpu.id).copied()).collect();
-        node.away_since = None;
-        node.agent = Some(AgentSide { session: Some(session), inventory, class, holders });
-        self.refresh(index, true);
+        self.change(index, |node| {
+            node.away_since = None;
+            node.agent = Some(AgentSide { session: Some(session), inventory, class, holders });
+        });
+        if let Some(class) = class_before {
+            self.classes.leave(class);
+        }
         index
     }
 
     /// Some GPUs changed their health.
     pub(crate) fn apply_health(&mut self, index: NodeIndex, changed: &[(GpuId, GpuHealth)]) {
-        if let Some(agent) = &mut self.nodes[index.0 as usize].agent {
+        self.change(index, |node| {
+            let Some(agent) = &mut node.agent else { return };
             for (id, health) in changed {
                 if let Some(gpu) = agent.inventory.gpus.iter_mut().find(|gpu| gpu.id == *id) {
                     gpu.health = health.clone();
                 }
             }
-        }
-        self.refresh(index, true);
+        });
     }
 
     /// An agent knows no higher term than ours.
@@ -318,11 +261,12 @@ impl Cluster {
 
     /// An agent's connection ended.
     pub(crate) fn disconnect(&mut self, index: NodeIndex, now: Time) {
-        self.nodes[index.0 as usize].away_since = Some(now);
-        if let Some(agent) = &mut self.nodes[index.0 as usize].agent {
-            agent.session = None;
-        }
-        self.refresh(index, true);
+        self.change(index, |node| {
+            node.away_since = Some(now);
+            if let Some(agent) = &mut node.agent {
+                agent.session = None;
+            }
+        });
     }
 
     /// Takes resources of a node.
@@ -330,7 +274,7 @@ impl Cluster {
         let node = &mut self.nodes[index.0 as usize];
         node.used.add(&taken.amounts);
         self.set_holders(index, &taken.gpus, None, Some(taken.lease));
-        self.refresh(index, false);
+        self.refresh(index);
     }
 
     /// Gives resources back.
@@ -338,13 +282,13 @@ impl Cluster {
         self.nodes[index.0 as usize].used.subtract(&taken.amounts);
         self.set_holders(index, &taken.gpus, Some(taken.lease), None);
         self.room_generation += 1;
-        self.refresh(index, false);
+        self.refresh(index);
     }
 
     /// Marks GPUs of a lease whose node was not known when the lease was.
     pub(crate) fn attach(&mut self, index: NodeIndex, taken: &Taken) {
         self.set_holders(index, &taken.gpus, None, Some(taken.lease));
-        self.refresh(index, false);
+        self.refresh(index);
     }
 
     fn set_holders(&mut self, index: NodeIndex, gpus: &[GpuId], from: Option<LeaseId>, to: Option<LeaseId>) {
@@ -363,54 +307,32 @@ impl Cluster {
         self.ensure(name)
     }
 
-    /// Brings free mask, capacity and index entry of one node up to date.
-    fn refresh(&mut self, index: NodeIndex, capacity_changed: bool) {
-        let at = index.0 as usize;
-        if capacity_changed {
-            self.refresh_capacity(at);
-            self.capacity_generation += 1;
-            self.room_generation += 1;
-        }
-        let node = &mut self.nodes[at];
+    /// Brings free mask and index entry of one node up to date.
+    fn refresh(&mut self, index: NodeIndex) {
+        let node = &mut self.nodes[index.0 as usize];
         node.free_mask = node.agent.as_ref().map_or(0, |agent| {
             let gpus = agent.inventory.gpus.iter().zip(&agent.holders).enumerate();
             gpus.filter(|(_, (gpu, holder))| gpu.health.is_healthy() && holder.is_none())
                 .fold(0, |mask, (at, _)| mask | 1 << at)
         });
-        let class = node.agent.as_ref().map_or(ClassId(0), |agent| agent.class);
+        let class = node.agent.as_ref().map_or(ClassId::EMPTY, |agent| agent.class);
         let target = node.closed().is_none().then_some((class, node.free_mask));
         if node.indexed == target {
             return;
         }
         let before = std::mem::replace(&mut node.indexed, target);
-        if let Some((class, mask)) = before {
-            self.count_models(class, mask, false);
-            let group = &mut self.index[class.0 as usize].by_count[mask.count_ones() as usize];
-            if let Some(nodes) = group.get_mut(&mask) {
-                nodes.remove(&index);
-                if nodes.is_empty() {
-                    group.remove(&mask);
-                }
-            }
+        if let Some((class, free)) = before {
+            self.classes.remove(index, class, free);
         }
-        if let Some((class, mask)) = target {
-            self.count_models(class, mask, true);
-            let group = &mut self.index[class.0 as usize].by_count[mask.count_ones() as usize];
-            group.entry(mask).or_default().insert(index);
+        if let Some((class, free)) = target {
+            self.classes.insert(index, class, free);
             if before.is_none() {
                 self.room_generation += 1;
             }
         }
     }
 
-    fn count_models(&mut self, class: ClassId, mask: u64, add: bool) {
-        for (model, model_mask) in &self.classes[class.0 as usize].models {
-            let count = u64::from((mask & model_mask).count_ones());
-            let free = &mut self.model_free[model.0 as usize];
-            *free = if add { *free + count } else { free.saturating_sub(count) };
-        }
-    }
-
+    /// Brings capacity and labels of one node up to date.
     fn refresh_capacity(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         let mut capacity = Amounts::default();
@@ -449,7 +371,7 @@ impl Cluster {
             if let Some(agent) = &mut node.agent {
                 agent.session = Some(0);
             }
-            open.refresh(NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), false);
+            open.refresh(NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)));
         }
         open
     }
@@ -465,7 +387,7 @@ impl Cluster {
                 agent.session = Some(0);
                 agent.holders.iter_mut().for_each(|holder| *holder = None);
             }
-            empty.refresh(NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), false);
+            empty.refresh(NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)));
         }
         empty
     }

@@ -230,7 +230,7 @@ impl Core {
         let (id, state) = (report.lease, report.state);
         let may_be_bound = (LeaseState::Armed..=LeaseState::Started).contains(&state);
         let effective = report.request.request.effective();
-        let amounts: Amounts = self.cluster.resources.amounts(&effective);
+        let amounts: Amounts = self.cluster.resources.amounts_known(&effective);
         let taken = Taken { lease: report.lease, amounts, gpus: report.request.gpus() };
         self.insert_lease(Lease {
             node,

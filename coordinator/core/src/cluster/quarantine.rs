@@ -51,7 +51,7 @@ impl Cluster {
     /// Takes no new pods until then.
     pub(crate) fn close_until(&mut self, index: NodeIndex, why: &str, until: Time, ends_early: EarlyEnd) {
         self.nodes[index.0 as usize].quarantine = Some(Quarantine { until, why: Arc::from(why), ends_early });
-        self.refresh(index, false);
+        self.refresh(index);
     }
 
     /// A promise: the count of refusals in a row begins anew, and the agent is silent no more.
@@ -73,7 +73,7 @@ impl Cluster {
         let node = &mut self.nodes[index.0 as usize];
         node.refusals = 0;
         if node.quarantine.take().is_some() {
-            self.refresh(index, false);
+            self.refresh(index);
         }
     }
 }
