@@ -286,7 +286,7 @@ impl<A: Api> Worker<A> {
         let preconditions = Preconditions::uid(pod.as_str());
         let patch = Mutation::PatchAnnotations { key: pod_key(name), preconditions, annotations };
         let answer = self.timed(self.api.mutate(patch)).await;
-        pod_read(action, pod, answer)
+        pod_fenced(action, pod, answer)
     }
 
     async fn read_pod(&self, action: ActionId, pod: &PodUid, name: &GangName) -> Event {
@@ -312,6 +312,17 @@ fn pod_read(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiError
         // The only precondition of a fence write is the UID.
         Ok(_) | Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => Event::PodRead { action, pod: None },
         Err(error) => Event::ActionDone { action, outcome: told(&Err::<(), _>(error)) },
+    }
+}
+
+/// What the core hears of a pod that was fenced. One that is none of ours any more was fenced all the same.
+#[must_use]
+pub fn pod_fenced(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiError>) -> Event {
+    match &answer {
+        Ok(object) if object.metadata.uid == pod.as_str() && convert::pod_of_object(object).is_none() => {
+            Event::ActionDone { action, outcome: Outcome::Done }
+        }
+        _ => pod_read(action, pod, answer),
     }
 }
 
@@ -518,6 +529,28 @@ mod tests {
         assert!(matches!(bench.event(fence(&other)).await, Event::PodRead { pod: None, .. }));
         bench.api.with_plan(|plan| plan.push(Call::Write, Fault::TimedOutNotDone));
         assert_eq!(bench.outcome(fence(&pod)).await, Outcome::Unknown);
+    }
+
+    #[tokio::test]
+    async fn a_fence_write_to_a_pod_that_is_none_of_ours_any_more_is_done() {
+        let mut bench = Bench::new();
+        let pod = bench.pod("a").await;
+        let mutation = Mutation::PatchAnnotations {
+            key: pod.key(),
+            preconditions: Preconditions::uid(&pod.metadata.uid),
+            annotations: std::collections::BTreeMap::from([(
+                "scheduling.k8s.io/group-name".to_owned(),
+                None,
+            )]),
+        };
+        bench.api.mutate(mutation).await.unwrap();
+        let before = bench.stored("a").await.metadata.resource_version;
+        let term = Term { counter: 4, incarnation: 7 };
+        let fence = Command::FenceWrite { pod: uid(&pod), name: name("a"), term };
+        assert_eq!(bench.outcome(fence).await, Outcome::Done);
+        assert!(bench.stored("a").await.metadata.resource_version > before);
+        let read = Command::ReadPod { pod: uid(&pod), name: name("a") };
+        assert!(matches!(bench.outcome(read).await, Outcome::Refused(_)), "that it is gone must not be said");
     }
 
     #[tokio::test]

@@ -117,6 +117,9 @@ pub struct Core {
     pub(crate) last_need: Option<(phalanx_common::gang::PodRequest, Arc<PodNeed>)>,
     /// Counter that the term was asked to go above.
     pub(crate) raising_above: Option<u64>,
+    /// Fences that wait for the term that was asked for.
+    #[serde(default)]
+    pub(crate) fences_held: BTreeMap<ActionId, (PodUid, GangName)>,
     /// Time of the last event or cycle.
     pub(crate) now: Time,
     /// Term of the coordinator that took over from this one.
@@ -152,6 +155,7 @@ impl Core {
             emptied: None,
             last_need: None,
             raising_above: None,
+            fences_held: BTreeMap::new(),
             now: Time(0),
             overtaken: None,
             next_action: 0,
@@ -176,7 +180,7 @@ impl Core {
         }
         self.now = now;
         match event {
-            Event::Started { term } | Event::TermRaised { term } => self.set_term(term),
+            Event::Started { term } | Event::TermRaised { term } => self.set_term(term, actions),
             Event::QueueApplied(queue) => self.queue_applied(queue, now),
             Event::QueueDeleted(name) => self.delete_queue(&name),
             Event::PriorityClassApplied(class) => self.apply_priority_class(class),
@@ -257,10 +261,14 @@ impl Core {
 
     /// Asks for a command.
     pub(crate) fn emit(&mut self, command: Command, actions: &mut Vec<Action>) -> ActionId {
-        self.next_action += 1;
-        let id = ActionId(self.next_action);
+        let id = self.next_action();
         actions.push(Action { id, command });
         id
+    }
+
+    const fn next_action(&mut self) -> ActionId {
+        self.next_action += 1;
+        ActionId(self.next_action)
     }
 
     /// Asks for a command whose outcome matters.
@@ -272,6 +280,24 @@ impl Core {
     ) -> ActionId {
         let id = self.emit(command, actions);
         self.pending.insert(id, what);
+        id
+    }
+
+    /// Asks for a write to a pod that makes every Binding on its way fail. It bears our term: while a higher one is
+    /// asked for it waits for that, since the present one is no later than what others have written.
+    pub(crate) fn emit_fence(
+        &mut self,
+        pod: &PodUid,
+        name: &GangName,
+        what: Pending,
+        actions: &mut Vec<Action>,
+    ) -> ActionId {
+        if self.raising_above.is_none() {
+            return self.emit_pending(self.fence(pod, name), what, actions);
+        }
+        let id = self.next_action();
+        self.pending.insert(id, what);
+        self.fences_held.insert(id, (pod.clone(), name.clone()));
         id
     }
 

@@ -40,6 +40,16 @@ pub enum Outcome {
     Unknown,
 }
 
+impl Outcome {
+    /// True where there is nothing more to be written: it is done, or the object is gone.
+    pub(crate) const fn is_final(&self) -> bool {
+        match self {
+            Self::Done | Self::NotFound => true,
+            Self::Conflict | Self::Refused(_) | Self::Unknown => false,
+        }
+    }
+}
+
 /// A fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {

@@ -6,6 +6,7 @@
 //! Binding meets a conflict; and whoever reads a later term than its own on a pod gives way.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use phalanx_common::gang::PodSpec;
 use phalanx_common::ids::{LeaseId, PodUid, Term};
@@ -16,8 +17,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::core::{Core, Pending, Timer};
+use crate::event::Outcome;
 use crate::gang::GangKey;
 use crate::phase::{Phase, PhaseKind};
+use crate::reason::Reason;
 use crate::terms::is_believable;
 
 /// Objects with damaged terms that one warning names.
@@ -32,6 +35,33 @@ pub(crate) struct ForeignPlan {
     fencing: BTreeSet<PodUid>,
     /// Those of them whose write failed.
     failed: BTreeSet<PodUid>,
+    /// When those are tried again.
+    #[serde(default)]
+    retry_at: Time,
+    /// Writes that failed.
+    #[serde(default)]
+    failures: u32,
+}
+
+impl ForeignPlan {
+    fn new(plan: GangPlan, open: BTreeSet<PodUid>) -> Self {
+        Self { plan, fencing: open.clone(), failed: open, retry_at: Time(0), failures: 0 }
+    }
+
+    /// Why its gang stands still.
+    fn reason(&self) -> Reason {
+        let (term, open) = (self.plan.term, self.fencing.len());
+        let pods = if open == 1 { "pod" } else { "pods" };
+        let failures = match self.failures {
+            0 => String::new(),
+            count => format!("; writes that failed so far: {count}"),
+        };
+        let step = format!(
+            "another coordinator, of term {term}, planned it too and may be binding {open} {pods} of it: each is written \
+             to, so that no Binding of that one can reach it{failures}"
+        );
+        Reason::InProgress { step: Arc::from(step) }
+    }
 }
 
 impl Core {
@@ -51,7 +81,7 @@ impl Core {
         let open: BTreeSet<PodUid> = open
             .filter(|uid| self.gangs.pods.get(uid).is_some_and(|pod| pod.spec.binding.is_none()))
             .collect();
-        self.foreign.insert(key, ForeignPlan { plan, fencing: open.clone(), failed: open });
+        self.foreign.insert(key, ForeignPlan::new(plan, open));
         self.touched.insert(key);
     }
 
@@ -65,17 +95,21 @@ impl Core {
             self.drop_round(key, now, actions);
         }
         let Some(foreign) = self.foreign.get_mut(&key) else { return false };
-        for uid in std::mem::take(&mut foreign.failed) {
+        let due = if foreign.retry_at <= now { std::mem::take(&mut foreign.failed) } else { BTreeSet::new() };
+        for uid in due {
             let Some(name) = self.gangs.pods.get(&uid).map(|pod| pod.spec.name.clone()) else {
                 if let Some(foreign) = self.foreign.get_mut(&key) {
                     foreign.fencing.remove(&uid);
                 }
                 continue;
             };
-            let fence = self.fence(&uid, &name);
-            self.emit_pending(fence, Pending::Foreign(key, uid), actions);
+            self.emit_fence(&uid, &name, Pending::Foreign(key, uid.clone()), actions);
         }
-        if self.foreign.get(&key).is_some_and(|foreign| !foreign.fencing.is_empty()) {
+        if let Some(foreign) = self.foreign.get(&key).filter(|foreign| !foreign.fencing.is_empty()) {
+            let gang = self.gangs.gangs.get_mut(&key);
+            if let Some(gang) = gang.filter(|gang| matches!(gang.phase, Phase::Queued | Phase::Admitted)) {
+                gang.reason = Some(foreign.reason());
+            }
             return true;
         }
         if let Some(foreign) = self.foreign.remove(&key) {
@@ -107,11 +141,22 @@ impl Core {
         self.touched.insert(key);
     }
 
-    /// The fence of a pod of a foreign plan failed, or may have.
-    pub(crate) fn foreign_fence_failed(&mut self, key: GangKey, uid: PodUid, now: Time) {
+    /// The fence of a pod of a foreign plan failed, or may have; or it was done and the pod is none of ours any more.
+    pub(crate) fn foreign_fence_done(&mut self, key: GangKey, uid: PodUid, outcome: &Outcome, now: Time) {
+        if outcome.is_final() {
+            self.foreign_fenced(key, &uid);
+            return;
+        }
+        let failures = self.foreign.get(&key).map_or(0, |foreign| foreign.failures);
+        let retry_at = now + self.retry_after(failures);
         if let Some(foreign) = self.foreign.get_mut(&key) {
             foreign.failed.insert(uid);
-            self.timers.insert((now + self.settings.resend_ms, Timer::Gang(key)));
+            if foreign.retry_at <= now {
+                foreign.failures = failures.saturating_add(1);
+                foreign.retry_at = retry_at;
+            }
+            self.timers.insert((foreign.retry_at, Timer::Gang(key)));
+            self.touched.insert(key);
         }
     }
 
@@ -120,9 +165,9 @@ impl Core {
     pub(crate) fn fence_stranger(&mut self, id: LeaseId, actions: &mut Vec<Action>) {
         let Some(lease) = self.leases.leases.get(&id).filter(|lease| lease.gang.is_none()) else { return };
         let pod = lease.pod().clone();
-        let fence = self.fence(&pod, &lease.request.pod_name);
-        self.strangers_fenced.insert(id, pod);
-        self.emit_pending(fence, Pending::Stranger(id), actions);
+        let name = lease.request.pod_name.clone();
+        self.strangers_fenced.insert(id, pod.clone());
+        self.emit_fence(&pod, &name, Pending::Stranger(id), actions);
     }
 
     /// The answer to such a fence. Its pod may be one that was not heard of yet; one that was, and is gone since, does
@@ -139,20 +184,35 @@ impl Core {
 
     /// The pod of such a lease cannot be bound by it any more; where it is bound already, its gang has the lease now.
     pub(crate) fn stranger_fenced(&mut self, id: LeaseId) {
-        if self.leases.leases.get(&id).is_some_and(|lease| lease.gang.is_none()) {
+        if let Some(lease) = self.leases.leases.get_mut(&id).filter(|lease| lease.gang.is_none()) {
+            lease.refused = 0;
             self.leases.want(id, LeaseState::Gone);
         }
     }
 
-    pub(crate) fn stranger_fence_failed(&mut self, id: LeaseId, now: Time) {
+    /// Such a fence failed, or may have, and is tried again, less and less often; or it was done and the pod is none
+    /// of ours any more.
+    pub(crate) fn stranger_fence_done(&mut self, id: LeaseId, outcome: &Outcome, now: Time) {
         self.strangers_fenced.remove(&id);
-        self.timers.insert((now + self.settings.resend_ms, Timer::Stranger(id)));
+        if outcome.is_final() {
+            self.stranger_fenced(id);
+        } else if let Some(lease) = self.leases.leases.get_mut(&id) {
+            let retry_at = now + lease.resend_after(self.settings.resend_ms);
+            lease.refused = lease.refused.saturating_add(1);
+            self.timers.insert((retry_at, Timer::Stranger(id)));
+        }
+    }
+
+    /// True where a pod shows that this coordinator was replaced. While a higher term is asked for nothing can be told:
+    /// all pods are looked at again under that.
+    pub(crate) fn is_of_later_leader(&self, pod: &PodSpec) -> bool {
+        let is_later = pod.term > self.term.counter && is_believable(pod.term, self.term.counter);
+        self.synced && is_later && self.raising_above.is_none()
     }
 
     /// Reads the term on a pod. Nobody but a later leader writes a later one.
     pub(crate) fn heed_pod(&mut self, pod: &PodSpec, actions: &mut Vec<Action>) {
-        let is_later = pod.term > self.term.counter && is_believable(pod.term, self.term.counter);
-        if !self.synced || !is_later || self.raising_above.is_some() {
+        if !self.is_of_later_leader(pod) {
             return;
         }
         self.overtaken = Some(Term { counter: pod.term, incarnation: 0 });

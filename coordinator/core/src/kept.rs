@@ -41,6 +41,8 @@ impl Core {
             ("gangs_to_try", self.to_try.len()),
             ("gangs_admitted", queued),
             ("strangers_fenced", self.strangers_fenced.len()),
+            ("plans_of_others", self.foreign.len()),
+            ("fences_held", self.fences_held.len()),
             ("plans_found", self.plans_found.len()),
             ("lease_reports", reports),
         ]

@@ -236,9 +236,9 @@ impl Core {
             let Some(pod) = self.gangs.pods.get(uid) else { continue };
             let member = round.as_ref().and_then(|round| round.members.get(uid));
             if member.is_some_and(Member::may_be_bound) {
-                let fence = self.fence(uid, &pod.spec.name);
-                fencing
-                    .insert(uid.clone(), self.emit_pending(fence, Pending::Pod(key, uid.clone()), actions));
+                let pod_name = pod.spec.name.clone();
+                let id = self.emit_fence(uid, &pod_name, Pending::Pod(key, uid.clone()), actions);
+                fencing.insert(uid.clone(), id);
             } else if let Some(lease) = self.gangs.pods.get_mut(uid).and_then(|pod| pod.lease.take()) {
                 self.end_lease(lease);
             }
@@ -268,7 +268,7 @@ impl Core {
             Arc::from(format!("{missing}{}", refused.map(|text| format!(": {text}")).unwrap_or_default()));
         let message = format!("gang {name} is rolled back: {cause}");
         self.emit(Command::Warn { message }, actions);
-        self.set_phase(key, Phase::Evicting { cause, pods: evicted, fencing, retry_at: now });
+        self.set_phase(key, Phase::Evicting { cause, pods: evicted, fencing, retry_at: now, tries: 0 });
         self.touched.insert(key);
     }
 
@@ -282,10 +282,12 @@ impl Core {
     }
 
     fn progress_evicting(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
-        let retry = now + self.settings.resend_ms;
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let Phase::Evicting { tries, .. } = &gang.phase else { return };
+        let retry = now + self.retry_after(*tries);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let name = gang.spec.name.clone();
-        let Phase::Evicting { cause, pods, fencing, retry_at } = &mut gang.phase else { return };
+        let Phase::Evicting { cause, pods, fencing, retry_at, tries } = &mut gang.phase else { return };
         let pod_table = &self.gangs.pods;
         pods.retain(|uid| pod_table.get(uid).is_some_and(|pod| !pod.spec.phase.is_terminal()));
         fencing.retain(|uid, _| pod_table.contains_key(uid));
@@ -300,6 +302,7 @@ impl Core {
             return;
         }
         *retry_at = retry;
+        *tries = tries.saturating_add(1);
         let cause = cause.clone();
         let uids: Vec<PodUid> = pods.iter().cloned().collect();
         let lost_fences: Vec<PodUid> = fencing
@@ -316,8 +319,8 @@ impl Core {
         }
         for pod in lost_fences {
             let Some(known) = self.gangs.pods.get(&pod) else { continue };
-            let fence = self.fence(&pod, &known.spec.name);
-            let id = self.emit_pending(fence, Pending::Pod(key, pod.clone()), actions);
+            let name = known.spec.name.clone();
+            let id = self.emit_fence(&pod, &name, Pending::Pod(key, pod.clone()), actions);
             if let Some(Phase::Evicting { fencing, .. }) =
                 self.gangs.gangs.get_mut(&key).map(|gang| &mut gang.phase)
             {

@@ -33,8 +33,10 @@ pub(crate) enum BindState {
     Waiting,
     /// Sent; its outcome will come.
     Sent(ActionId),
-    /// Its outcome is not known: the pod is being read, or fenced, first.
+    /// Its outcome is not known: the pod is being read first.
     Reading(ActionId),
+    /// An earlier leader may have sent one: a write that makes it fail comes first.
+    Fencing(ActionId),
     /// Its outcome is not known, and not for the first time: the pod is read then.
     ReadAt(Time),
     /// To be tried again then.
@@ -60,7 +62,8 @@ impl Member {
 
     /// True where a Binding may be on its way, or may have arrived.
     pub(crate) const fn may_be_bound(&self) -> bool {
-        self.failures > 0 || matches!(self.bind, BindState::Sent(_) | BindState::Reading(_))
+        let is_open = matches!(self.bind, BindState::Sent(_) | BindState::Reading(_) | BindState::Fencing(_));
+        self.failures > 0 || is_open
     }
 }
 
@@ -141,7 +144,15 @@ pub(crate) enum Phase {
     /// Durable. Bound pods are being deleted, since the gang could not be completed, or for others.
     /// Pods in `fencing` may be bound any moment: their leases are kept until a write to the pod has
     /// made any Binding on its way fail.
-    Evicting { cause: Arc<str>, pods: BTreeSet<PodUid>, fencing: BTreeMap<PodUid, ActionId>, retry_at: Time },
+    Evicting {
+        cause: Arc<str>,
+        pods: BTreeSet<PodUid>,
+        fencing: BTreeMap<PodUid, ActionId>,
+        retry_at: Time,
+        /// Tries since the last one that moved anything.
+        #[serde(default)]
+        tries: u32,
+    },
     /// Durable. All pods have ended.
     Finished,
 }

@@ -175,9 +175,9 @@ impl Core {
             let Some(pod) = self.gangs.pods.get(&planned.pod).filter(|pod| pod.lease == Some(id)) else {
                 continue;
             };
-            let fence = self.fence(&planned.pod, &pod.spec.name);
-            let action = self.emit_pending(fence, Pending::Pod(key, planned.pod.clone()), actions);
-            round.members.insert(planned.pod.clone(), Member::new(id, BindState::Reading(action)));
+            let (name, what) = (pod.spec.name.clone(), Pending::Pod(key, planned.pod.clone()));
+            let action = self.emit_fence(&planned.pod, &name, what, actions);
+            round.members.insert(planned.pod.clone(), Member::new(id, BindState::Fencing(action)));
             round.unbound.insert(planned.pod.clone());
         }
         self.timers.insert((plan.binding_deadline, Timer::Gang(key)));

@@ -115,9 +115,7 @@ impl Core {
 
     /// A lease of ours that was given up: a message that was asked late, or twice, brought it back.
     fn give_back(&mut self, node: NodeIndex, id: LeaseId, actions: &mut Vec<Action>) {
-        let is_ours =
-            id.term == self.term.counter && id.serial >> 32 == self.term.incarnation & u64::from(u32::MAX);
-        if !is_ours || self.leases.leases.contains_key(&id) {
+        if !id.is_of(self.term) || self.leases.leases.contains_key(&id) {
             return;
         }
         let node = self.cluster.node(node);
@@ -176,8 +174,8 @@ impl Core {
             Some(Pending::PlanRemoval(name)) if !matches!(outcome, Outcome::Done | Outcome::NotFound) => {
                 self.timers.insert((now + self.settings.resend_ms, Timer::PlanRemoval(name)));
             }
-            Some(Pending::Foreign(key, uid)) => self.foreign_fence_failed(key, uid, now),
-            Some(Pending::Stranger(id)) => self.stranger_fence_failed(id, now),
+            Some(Pending::Foreign(key, uid)) => self.foreign_fence_done(key, uid, outcome, now),
+            Some(Pending::Stranger(id)) => self.stranger_fence_done(id, outcome, now),
             Some(Pending::PlanRemoval(_)) | None => {}
         }
     }
@@ -243,6 +241,7 @@ impl Core {
     ) {
         self.touched.insert(key);
         match outcome {
+            Outcome::Done if self.is_fence(key, uid, id) => self.fence_done(key, uid, id),
             Outcome::Done => self.note_done(key, uid),
             Outcome::Conflict if planted::is(Bug::ConflictIsDone) => self.note_done(key, uid),
             Outcome::Unknown if planted::is(Bug::TimedOutIsFailed) => self.give_up(key, uid),
@@ -255,7 +254,12 @@ impl Core {
                     self.timers.insert((retry, Timer::Gang(key)));
                     let name =
                         self.gangs.pods.get(uid).map(|pod| pod.spec.name.to_string()).unwrap_or_default();
-                    let text = format!("bind failed: the API refuses the Binding of pod {name}: {message}");
+                    let text = match self.write_name(key, uid) {
+                        "bind" => {
+                            format!("bind failed: the API refuses the Binding of pod {name}: {message}")
+                        }
+                        what => format!("{what} failed: pod {name}: {message}"),
+                    };
                     self.note_bind_failure(key, message, text, actions);
                 }
             }
@@ -273,7 +277,7 @@ impl Core {
     pub(crate) fn is_sent(&mut self, key: GangKey, uid: &PodUid, id: ActionId) -> bool {
         let member = self.round_mut(key).and_then(|round| round.members.get(uid));
         member.is_some_and(
-            |member| matches!(member.bind, BindState::Sent(sent) | BindState::Reading(sent) if sent == id),
+            |member| matches!(member.bind, BindState::Sent(sent) | BindState::Reading(sent) | BindState::Fencing(sent) if sent == id),
         )
     }
 
@@ -308,28 +312,53 @@ impl Core {
         self.apply_read(&uid, pod);
         self.touched.insert(key);
         if self.is_sent(key, &uid, id) {
-            self.set_bind(key, &uid, BindState::Waiting);
-            if let Some(round) = self.round_mut(key) {
-                round.to_bind.insert(uid);
-            }
+            self.bind_next(key, &uid);
         } else {
             self.fence_read(key, &uid, id);
+        }
+    }
+
+    /// What was to come before the Binding of a pod has.
+    fn bind_next(&mut self, key: GangKey, uid: &PodUid) {
+        self.set_bind(key, uid, BindState::Waiting);
+        if let Some(round) = self.round_mut(key) {
+            round.to_bind.insert(uid.clone());
         }
     }
 
     /// A pod of a gang that is rolled back was fenced: no Binding can reach it any more.
     fn fence_read(&mut self, key: GangKey, uid: &PodUid, id: ActionId) {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
-        let Phase::Evicting { fencing, pods, .. } = &mut gang.phase else { return };
+        let Phase::Evicting { fencing, pods, retry_at, tries, .. } = &mut gang.phase else { return };
         if fencing.get(uid) != Some(&id) {
             return;
         }
         fencing.remove(uid);
+        (*retry_at, *tries) = (self.now, 0);
         let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
         if pod.spec.binding.is_some() {
             pods.insert(uid.clone());
         } else if let Some(lease) = pod.lease.take() {
             self.end_lease(lease);
+        }
+    }
+
+    /// True for the fence of a pod whose gang is bound, or rolled back.
+    fn is_fence(&self, key: GangKey, uid: &PodUid, id: ActionId) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        let member = gang.phase.round().and_then(|round| round.members.get(uid));
+        match &gang.phase {
+            Phase::Evicting { fencing, .. } => fencing.get(uid) == Some(&id),
+            _ => member.is_some_and(|member| member.bind == BindState::Fencing(id)),
+        }
+    }
+
+    /// A fence was done, and the pod is none of ours any more: it is what it was known to be.
+    fn fence_done(&mut self, key: GangKey, uid: &PodUid, id: ActionId) {
+        if self.is_sent(key, uid, id) {
+            self.bind_next(key, uid);
+        } else {
+            self.fence_read(key, uid, id);
         }
     }
 

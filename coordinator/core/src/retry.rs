@@ -17,7 +17,7 @@ const MOST_DOUBLINGS: u32 = 4;
 
 impl Core {
     /// Time to the next try after so many failures before this one.
-    fn retry_after(&self, failures: u32) -> Millis {
+    pub(crate) fn retry_after(&self, failures: u32) -> Millis {
         Millis(self.settings.resend_ms.0 << failures.min(MOST_DOUBLINGS))
     }
 
@@ -48,12 +48,16 @@ impl Core {
         if !self.is_sent(key, uid, id) {
             return;
         }
+        let what = self.write_name(key, uid);
         let cause = match outcome {
             Outcome::Conflict => "conflict, it was changed or bound meanwhile",
             _ => "no answer in time, and it may have been done",
         };
-        let message = format!("bind failed: pod {name}: {cause}; it is read again");
-        self.note_bind_failure(key, cause, message, actions);
+        // That it could not be read says nothing new: why it is read was told.
+        if what != "read" {
+            let message = format!("{what} failed: pod {name}: {cause}; it is read again");
+            self.note_bind_failure(key, cause, message, actions);
+        }
         let Some(member) = self.round_mut(key).and_then(|round| round.members.get_mut(uid)) else { return };
         let before = member.failures;
         member.failures = before.saturating_add(1);
@@ -63,6 +67,15 @@ impl Core {
             let at = now + self.retry_after(before - 1);
             self.set_bind(key, uid, BindState::ReadAt(at));
             self.timers.insert((at, Timer::Gang(key)));
+        }
+    }
+
+    /// What of a pod is on its way, for people.
+    pub(crate) fn write_name(&mut self, key: GangKey, uid: &PodUid) -> &'static str {
+        match self.round_mut(key).and_then(|round| round.members.get(uid)).map(|member| member.bind) {
+            Some(BindState::Fencing(_)) => "fence",
+            Some(BindState::Reading(_)) => "read",
+            _ => "bind",
         }
     }
 
@@ -88,6 +101,7 @@ impl Core {
                 BindState::Waiting
                 | BindState::Sent(_)
                 | BindState::Reading(_)
+                | BindState::Fencing(_)
                 | BindState::ReadAt(_)
                 | BindState::RetryAt(_)
                 | BindState::Bound => {}

@@ -26,9 +26,19 @@ impl Core {
         self.overtaken
     }
 
-    pub(crate) fn set_term(&mut self, term: Term) {
+    pub(crate) fn set_term(&mut self, term: Term, actions: &mut Vec<Action>) {
         self.term = term;
         self.raising_above = None;
+        // What was read in the meantime may be of a leader that came later still.
+        if let Some(pod) = self.gangs.pods.values().find(|pod| self.is_of_later_leader(&pod.spec)) {
+            let pod = pod.spec.clone();
+            self.heed_pod(&pod, actions);
+            return;
+        }
+        for (id, (pod, name)) in std::mem::take(&mut self.fences_held) {
+            let command = self.fence(&pod, &name);
+            actions.push(Action { id, command });
+        }
         // Agents forget promises of an older term, and refused what was asked under it: ask again.
         let ids: Vec<LeaseId> = self.leases.leases.keys().copied().collect();
         for id in ids {
@@ -67,7 +77,8 @@ impl Core {
 
     /// Going above such a term would leave no higher ones: one damaged ledger must not end the whole cluster.
     fn close_unbelievable(&mut self, node: NodeIndex, known: Term, actions: &mut Vec<Action>) {
-        if self.cluster.node(node).quarantine.is_some() {
+        let closed = self.cluster.node(node).quarantine.as_ref();
+        if closed.is_some_and(|closed| closed.ends_early == EarlyEnd::No) {
             return;
         }
         let until = self.now + self.settings.quarantine_ms;

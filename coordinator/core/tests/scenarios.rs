@@ -72,6 +72,7 @@ scenarios! {
     late_bindings,
     pods_that_never_come,
     two_coordinators,
+    fences,
     full_disk_on_a_node,
     damaged_terms,
     earlier_leader_acts,

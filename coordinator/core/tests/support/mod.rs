@@ -66,6 +66,8 @@ pub struct World {
     bind_faults: VecDeque<String>,
     /// Writes and reads of plans and pods get no answer, and are not done: the store fails.
     store_fails: bool,
+    /// What comes of each fence, where it is not done as asked.
+    fences: Option<Outcome>,
     /// Answers to reads of pods, kept back until they are let go.
     late_reads: Option<Vec<Event>>,
     /// Bindings that a coordinator which is dead had sent.
@@ -76,7 +78,6 @@ pub struct World {
     next_version: u64,
     next_uid: u64,
     pub evictions: u32,
-    /// GPUs that a started pod uses now, against double use.
     out: String,
 }
 
@@ -106,6 +107,7 @@ impl World {
             statuses: BTreeMap::new(),
             bind_faults: VecDeque::new(),
             store_fails: false,
+            fences: None,
             late_reads: None,
             late_bindings: BTreeMap::new(),
             manual: false,
@@ -315,11 +317,17 @@ impl World {
                 self.bind(id, &pod, resource_version, binding, term)
             }
             Command::FenceWrite { pod, term, .. } => {
+                if let Some(outcome) = self.fences.clone().filter(|outcome| *outcome != Outcome::Done) {
+                    return self.apply(done(outcome));
+                }
                 self.touch(&pod);
                 if let Some(pod) = self.pods.get_mut(&pod) {
                     pod.term = term.counter;
                 }
-                self.answer_read(id, &pod);
+                match self.fences {
+                    Some(_) => self.apply(done(Outcome::Done)),
+                    None => self.answer_read(id, &pod),
+                }
             }
             Command::ReadPod { pod, .. } => self.answer_read(id, &pod),
             Command::Evict { pod, .. } => {
@@ -758,6 +766,20 @@ impl World {
                 for event in self.late_reads.take().unwrap() {
                     self.apply(event);
                 }
+            }
+            "fences" => {
+                self.fences = match words.plain[1] {
+                    "work" => None,
+                    "refused" => Some(Outcome::Refused("a webhook said no".into())),
+                    "unknown" => Some(Outcome::Unknown),
+                    // The write was done, and what it shows is no pod of ours any more.
+                    "of-no-gang" => Some(Outcome::Done),
+                    other => panic!("unknown outcome {other}"),
+                };
+            }
+            "terms" => {
+                let line = |pod: &PodSpec| format!("{} {}\n", pod.name.name, pod.term);
+                self.out = self.pods.values().map(line).collect();
             }
             "store-fails" => self.store_fails = true,
             "store-works" => self.store_fails = false,
