@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::GangStatus;
 use crate::amounts::Amounts;
-use crate::phase::{Phase, PhaseKind};
+use crate::phase::Phase;
 use crate::place::PodNeed;
 use crate::reason::Reason;
 
@@ -97,8 +97,9 @@ pub(crate) struct Gangs {
     #[serde(with = "crate::pairs")]
     pub(crate) pods_of: BTreeMap<GangName, BTreeSet<PodUid>>,
     /// Moves of gangs by the two phases: for tests, which must have seen each.
+    #[cfg(feature = "counted-moves")]
     #[serde(skip)]
-    pub(crate) moves: BTreeMap<(PhaseKind, PhaseKind), u64>,
+    pub(crate) moves: BTreeMap<(crate::phase::PhaseKind, crate::phase::PhaseKind), u64>,
 }
 
 /// Pods of a gang by state.

@@ -40,6 +40,7 @@ impl Core {
 
     fn count_move(&mut self, key: GangKey, before: PhaseKind, after: PhaseKind) {
         debug_assert!(before.may_become(after), "{before:?} -> {after:?}");
+        #[cfg(feature = "counted-moves")]
         if before != after {
             *self.gangs.moves.entry((before, after)).or_default() += 1;
         }
@@ -53,12 +54,14 @@ impl Core {
         }
     }
 
+    #[cfg(feature = "counted-moves")]
     /// How often gangs moved from a phase to another one since the start: what a test has reached.
     pub fn moves(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
         self.gangs.moves.iter().map(|((from, to), count)| (from.as_str(), to.as_str(), *count))
     }
 
     /// All moves that the table of phases allows, in the same words.
+    #[cfg(feature = "counted-moves")]
     pub fn legal_moves() -> impl Iterator<Item = (&'static str, &'static str)> {
         PhaseKind::legal_moves().map(|(from, to)| (from.as_str(), to.as_str()))
     }
@@ -203,7 +206,7 @@ impl Core {
             if roll_back && !self.waits_for_word(key, now) {
                 self.roll_back(key, now, actions);
             } else {
-                self.wait_degraded(key, tally, now);
+                self.wait_degraded(key, tally);
             }
             return;
         }
@@ -213,11 +216,11 @@ impl Core {
     }
 
     /// Fewer than the minimum are left; what can be replaced waits for a place.
-    fn wait_degraded(&mut self, key: GangKey, tally: Tally, now: Time) {
+    fn wait_degraded(&mut self, key: GangKey, tally: Tally) {
         let deleted = self.gangs.gangs.get(&key).is_none_or(|gang| gang.deleted);
         if matches!(gang_kind(self, key), Some(PhaseKind::Running)) {
             let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
-            self.set_phase(key, Phase::Degraded { since: now, cause, round: None, roll_back_at: None });
+            self.set_phase(key, Phase::Degraded { cause, round: None, roll_back_at: None });
         }
         self.set_waiting(key, tally.unplaced > 0 && !deleted);
     }

@@ -140,7 +140,7 @@ pub(crate) enum Phase {
     /// Durable. At least the minimum is bound; a round adds further pods.
     Running { round: Option<Round> },
     /// Durable. Fewer than the minimum are left; a round replaces what is missing.
-    Degraded { since: Time, cause: Arc<str>, round: Option<Round>, roll_back_at: Option<Time> },
+    Degraded { cause: Arc<str>, round: Option<Round>, roll_back_at: Option<Time> },
     /// Durable. Bound pods are being deleted, since the gang could not be completed, or for others.
     /// Pods in `fencing` may be bound any moment: their leases are kept until a write to the pod has
     /// made any Binding on its way fail.
@@ -174,6 +174,7 @@ pub(crate) enum PhaseKind {
 
 impl PhaseKind {
     /// All phases.
+    #[cfg(any(test, feature = "counted-moves"))]
     pub(crate) const ALL: [Self; 10] = [
         Self::Queued,
         Self::Admitted,
@@ -188,6 +189,7 @@ impl PhaseKind {
     ];
 
     /// All moves that are legal.
+    #[cfg(feature = "counted-moves")]
     pub(crate) fn legal_moves() -> impl Iterator<Item = (Self, Self)> {
         Self::ALL.into_iter().flat_map(|from| from.next().iter().map(move |to| (from, *to)))
     }

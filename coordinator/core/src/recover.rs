@@ -156,8 +156,8 @@ impl Core {
                 same.is_some_and(|key| !self.is_satisfied(key) && self.gangs.tally(&plan.gang).live > 0);
             if let Some(key) = same.filter(|_| is_cut) {
                 let cause = Arc::from("a pod was deleted while the gang was being bound");
-                let (since, roll_back_at) = (plan.binding_deadline, Some(plan.binding_deadline));
-                self.set_phase(key, Phase::Degraded { since, cause, round: None, roll_back_at });
+                let roll_back_at = Some(plan.binding_deadline);
+                self.set_phase(key, Phase::Degraded { cause, round: None, roll_back_at });
                 self.timers.insert((plan.binding_deadline, Timer::Gang(key)));
             } else {
                 self.remove_plan(plan.gang.clone(), actions);

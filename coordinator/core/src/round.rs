@@ -30,12 +30,9 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let phase = match &gang.phase {
             Phase::Running { .. } => Phase::Running { round: Some(round) },
-            Phase::Degraded { since, cause, roll_back_at, .. } => Phase::Degraded {
-                since: *since,
-                cause: cause.clone(),
-                round: Some(round),
-                roll_back_at: *roll_back_at,
-            },
+            Phase::Degraded { cause, roll_back_at, .. } => {
+                Phase::Degraded { cause: cause.clone(), round: Some(round), roll_back_at: *roll_back_at }
+            }
             Phase::Queued
             | Phase::Admitted
             | Phase::Placing(_)
@@ -298,7 +295,7 @@ impl Core {
             let cause = Arc::from("a pod was deleted while the gang was being bound");
             let before = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.cut_short());
             let roll_back_at = before.or(Some(round.binding_deadline));
-            self.set_phase(key, Phase::Degraded { since: round.deadline, cause, round: None, roll_back_at });
+            self.set_phase(key, Phase::Degraded { cause, round: None, roll_back_at });
         }
         self.touched.insert(key);
     }

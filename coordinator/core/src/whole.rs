@@ -131,7 +131,7 @@ impl Core {
             if let Some(at) = roll_back_at {
                 self.timers.insert((at, Timer::Gang(key)));
             }
-            Phase::Degraded { since: now, cause: Arc::from(cause), round: None, roll_back_at }
+            Phase::Degraded { cause: Arc::from(cause), round: None, roll_back_at }
         };
         self.set_phase(key, phase);
         self.touched.insert(key);
