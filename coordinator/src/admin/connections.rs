@@ -274,6 +274,8 @@ mod tests {
 
     use super::*;
 
+    /// Whoever waits longer for an answer waits for nothing.
+    const PATIENCE: Duration = Duration::from_secs(20);
     /// Longer than any test.
     const NEVER: Duration = Duration::from_secs(600);
     const NONE: Limits = Limits { most: 256, head: NEVER, answer: NEVER };
@@ -302,7 +304,7 @@ mod tests {
     /// All until the end, or until it is cut.
     async fn rest(mut stream: TcpStream) -> String {
         let mut bytes = Vec::new();
-        let _ = stream.read_to_end(&mut bytes).await;
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.unwrap();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 

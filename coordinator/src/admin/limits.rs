@@ -142,6 +142,9 @@ mod tests {
 
     use super::*;
 
+    /// Whoever waits longer for an answer waits for nothing.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
     async fn serve(path: &str, method: MethodRouter, limits: Limits) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -161,7 +164,8 @@ mod tests {
 
     async fn rest(mut stream: TcpStream) -> String {
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
+        let reading = stream.read_to_string(&mut answer);
+        tokio::time::timeout(PATIENCE, reading).await.unwrap().unwrap();
         answer
     }
 
