@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -105,6 +105,23 @@ fn simulate(arguments: &[&str]) -> Result<()> {
 
 /// Runs one of the tests that are too long for every day, with what it is told.
 fn chaos(arguments: &[&str]) -> Result<()> {
+    let (test, settings) = chaos_settings(arguments)?;
+    let chosen = |more: &[&str]| -> Result<Command> {
+        let mut command = cargo(&["test", "--quiet", "--package", "phalanx-cli", "--test", "chaos", "--"])?;
+        command.args(["--ignored", "--exact", test]).args(more);
+        Ok(command)
+    };
+    // The test harness calls a filter that fits no test a success.
+    let list = chosen(&["--list"])?.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    let found = String::from_utf8_lossy(&list.stdout).lines().any(|line| line == format!("{test}: test"));
+    if !list.status.success() || !found {
+        bail!("chaos: there is no test {test} in cli/tests/chaos ({})", list.status);
+    }
+    step("chaos", chosen(&["--nocapture"])?.envs(settings))
+}
+
+/// The test, and the environment variables it reads.
+fn chaos_settings(arguments: &[&str]) -> Result<(&'static str, Vec<(&'static str, String)>)> {
     let mut test = "rounds::many";
     let mut settings = Vec::new();
     let mut rest = arguments.iter();
@@ -122,11 +139,12 @@ fn chaos(arguments: &[&str]) -> Result<()> {
         let number: u64 = value
             .parse()
             .with_context(|| format!("chaos: {flag}: must be a whole number, found {value:?}"))?;
+        if *flag == "--rounds" && number == 0 {
+            bail!("chaos: --rounds: 0 rounds show nothing; ask for 1 or more");
+        }
         settings.push((name, number.to_string()));
     }
-    let mut command = cargo(&["test", "--quiet", "--package", "phalanx-cli", "--test", "chaos", "--"])?;
-    command.args(["--ignored", "--exact", "--nocapture", test]).envs(settings);
-    step("chaos", &mut command)
+    Ok((test, settings))
 }
 
 fn check() -> Result<()> {
@@ -140,5 +158,24 @@ fn check() -> Result<()> {
     } else {
         eprintln!("cargo-deny is not installed: licences and bans are not checked");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chaos_wants_a_round_at_least() {
+        let told = |arguments: &[&str]| chaos_settings(arguments).map_err(|error| error.to_string());
+        let rounds = |count: &str| vec![("PHALANX_CHAOS_ROUNDS", count.to_owned())];
+        assert_eq!(told(&["--rounds", "3"]), Ok(("rounds::many", rounds("3"))));
+        assert_eq!(told(&["--measure", "--rounds", "1"]), Ok(("take_over::time", rounds("1"))));
+        for arguments in [&["--rounds", "0"][..], &["--measure", "--rounds", "00"]] {
+            assert_eq!(
+                told(arguments),
+                Err("chaos: --rounds: 0 rounds show nothing; ask for 1 or more".to_owned())
+            );
+        }
     }
 }

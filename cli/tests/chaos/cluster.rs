@@ -1,14 +1,16 @@
 //! One coordinator and some agents as processes of their own, each started, killed and stopped alone.
 
 use std::fs::{self, File};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
+use crate::dead::Bindings;
 use crate::support::{Printed, assert_no_errors, phalanx, wait_for, workspace};
 
 /// Environment variable that arms a kill point.
@@ -19,6 +21,7 @@ const KILL_POINT: &str = "PHALANX_KILL_POINT";
 pub struct Running {
     pub name: String,
     child: Child,
+    reaped: bool,
 }
 
 impl Running {
@@ -35,7 +38,7 @@ impl Running {
         }
         let errors = output.try_clone().unwrap();
         let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn().unwrap();
-        Self { name: name.to_owned(), child }
+        Self { name: name.to_owned(), child, reaped: false }
     }
 
     /// Its process id.
@@ -49,9 +52,21 @@ impl Running {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// True where it has ended; by a signal that it did not ask for itself, that is a failure.
-    pub fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
+    /// How it has ended; `None` while it runs.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.try_wait().unwrap();
+        self.reaped |= status.is_some();
+        status
+    }
+
+    /// True once its end was seen.
+    pub const fn was_reaped(&self) -> bool {
+        self.reaped
+    }
+
+    /// Waits until it ends by itself, and says with which exit code.
+    pub fn exit_code(&mut self) -> Option<i32> {
+        wait_for(&format!("the end of {}", self.name), || self.ended()).code()
     }
 
     /// Kills it.
@@ -59,12 +74,13 @@ impl Running {
         // An error means that it is gone.
         let _ = self.child.kill();
         self.child.wait().unwrap();
+        self.reaped = true;
     }
 
     /// Waits until it dies at its kill point.
     pub fn dies(&mut self, point: &str) {
         let what = format!("{} to die at {point}", self.name);
-        let status = wait_for(&what, || self.child.try_wait().unwrap());
+        let status = wait_for(&what, || self.ended());
         assert_eq!(status.signal(), Some(9), "{what}: {status}");
     }
 }
@@ -101,17 +117,11 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// One that has not been started; its port is free now.
+    /// One that has not been started.
     pub fn new(folder: &Path, name: &str) -> Self {
         let state_dir = folder.join(name);
         fs::create_dir_all(&state_dir).unwrap();
-        Self {
-            name: name.to_owned(),
-            state_dir,
-            listen: free_address(),
-            server: String::new(),
-            process: None,
-        }
+        Self { name: name.to_owned(), state_dir, listen: own_address(), server: String::new(), process: None }
     }
 
     /// Starts the process. Does not wait.
@@ -121,6 +131,8 @@ impl Coordinator {
         let arguments = ["run", "--state-dir", &state_dir, "--listen", &listen, "--admin", "127.0.0.1:0"]
             .map(str::to_owned);
         let logs = folder.join("logs");
+        // Its port may be somebody else's by now.
+        self.server.clear();
         self.process = Some(Running::start(&self.name, "phalanx-coordinator", &arguments, &logs, point));
     }
 
@@ -131,7 +143,8 @@ impl Coordinator {
         let name = &self.name;
         let file = self.state_dir.join("endpoints.json");
         self.server = wait_for(&format!("{name} to listen"), || {
-            assert!(!process.has_ended(), "{name} has ended early; see its log");
+            let ended = process.ended();
+            assert_eq!(ended, None, "{name} has ended early; see its log");
             let endpoints: Value = serde_json::from_slice(&fs::read(&file).ok()?).ok()?;
             (endpoints["pid"] == id).then(|| endpoints["admin"].as_str().unwrap().to_owned())
         });
@@ -157,8 +170,12 @@ impl Coordinator {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
         let printed = self.run(&["apply", "-f", file.path().to_str().unwrap()]);
-        let gone = ["cannot reach", "it has ended the connection"];
-        assert!(printed.code == 0 || gone.iter().any(|text| printed.err.contains(text)), "{printed:?}");
+        assert!(printed.code == 0 || Self::was_gone(&printed), "{printed:?}");
+    }
+
+    /// True where a command failed because the coordinator was gone, or went meanwhile.
+    pub fn was_gone(printed: &Printed) -> bool {
+        ["cannot reach", "has ended the connection"].iter().any(|text| printed.err.contains(text))
     }
 
     /// Objects of a kind, as the store has them; `None` where it does not answer.
@@ -176,9 +193,15 @@ impl Coordinator {
     }
 }
 
-/// An address that nobody uses now.
-pub fn free_address() -> SocketAddr {
-    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+/// An address that nobody else uses, also while its coordinator is dead. A free port would not do: another test, or an
+/// agent, may be given it meanwhile. So each process of tests has a loopback address of its own, and takes ports that
+/// the system gives to nobody who asks for any.
+fn own_address() -> SocketAddr {
+    static PORTS: AtomicU16 = AtomicU16::new(20_000);
+    let [_, first, second, third] = std::process::id().to_be_bytes();
+    // Process ids have 22 bits: with these two the address is neither that of the network nor 127.0.0.1.
+    let address = Ipv4Addr::new(127, first | 0x40, second, third);
+    SocketAddr::from((address, PORTS.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// A cluster in a folder of its own.
@@ -283,8 +306,10 @@ impl Cluster {
         agent.process = Some(Running::start(&agent.node, "phalanx-agent", &arguments, &logs, point));
     }
 
-    /// Feeds every recording of the coordinator into a fresh machine: the actions must be the same.
+    /// Feeds every recording of the coordinator into a fresh machine: the actions must be the same. Each process that
+    /// got as far as to schedule left one.
     pub fn replay(&self, coordinator: &Coordinator) {
+        let (mut recorded, mut actions) = (0, 0);
         let recordings = fs::read_dir(coordinator.state_dir.join("recordings")).unwrap();
         let paths = recordings.map(|entry| entry.unwrap().path());
         for path in paths.filter(|path| path.to_str().unwrap().ends_with("-00000.jsonl")) {
@@ -292,23 +317,34 @@ impl Cluster {
             let output = command.arg("replay").arg(&path).output().unwrap();
             let told = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success(), "replay of {}: {told}", path.display());
-            assert!(told.contains("the same: "), "replay of {}: {told}", path.display());
+            let same = told.lines().find_map(|line| line.strip_prefix("the same: "));
+            let same = same.unwrap_or_else(|| panic!("replay of {}: {told}", path.display()));
+            let count = same.rsplit(", ").next().and_then(|text| text.strip_suffix(" actions"));
+            actions += count.and_then(|count| count.parse::<u64>().ok()).unwrap_or_else(|| panic!("{told}"));
+            recorded += 1;
         }
+        let started = (0..)
+            .take_while(|number| log(&self.path.join("logs"), &coordinator.name, *number).exists())
+            .count();
+        assert_eq!(recorded, started, "recordings of {}, one for each start", coordinator.name);
+        assert!(actions > 0, "the recordings of {} hold no action at all", coordinator.name);
     }
 
-    /// Ends the agents and the coordinator as a user would, and looks through their logs.
-    pub fn finish(mut self) {
+    /// Ends the agents and the coordinator as a user would, and looks through their recordings, in which so many
+    /// gangs were bound, and their logs.
+    pub fn finish(mut self, gangs: usize) {
         for agent in &mut self.agents {
             if let Some(mut process) = agent.process.take() {
                 process.signal(Signal::TERM);
-                wait_for("the end of an agent", || process.has_ended().then_some(()));
+                assert_eq!(process.exit_code(), Some(0), "{} after SIGTERM", process.name);
             }
         }
         if let Some(mut process) = self.coordinator.process.take() {
             process.signal(Signal::TERM);
-            wait_for("the end of the coordinator", || process.has_ended().then_some(()));
+            assert_eq!(process.exit_code(), Some(0), "{} after SIGTERM", process.name);
         }
         self.replay(&self.coordinator);
+        Bindings::of(&self.coordinator.state_dir).check(gangs);
         assert_no_errors(&self.path);
     }
 }

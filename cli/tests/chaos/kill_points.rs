@@ -18,12 +18,13 @@ pub fn coordinator_dies(point: &str) {
     cluster.start(Some(point), None);
     cluster.coordinator.try_apply(&rivals());
     cluster.coordinator.process.as_mut().unwrap().dies(point);
+    seen.look_at_the_dead(&cluster);
     cluster.restart_coordinator();
     cluster.coordinator.wait_until_ready();
     // The answer may have died with it; applying again is what a user does.
     cluster.coordinator.apply(&rivals());
     run_out(&cluster, &mut seen, HEAL, 3);
-    cluster.finish();
+    cluster.finish(3);
 }
 
 /// The agent of one node dies at this point and is started again at once.
@@ -33,9 +34,10 @@ pub fn agent_dies(point: &str, victim: usize) {
     cluster.start(None, Some((victim, point)));
     cluster.coordinator.apply(&rivals());
     cluster.agents[victim].process.as_mut().unwrap().dies(point);
+    seen.look_at_the_dead(&cluster);
     cluster.start_agent(victim, None);
     run_out(&cluster, &mut seen, HEAL, 3);
-    cluster.finish();
+    cluster.finish(3);
 }
 
 macro_rules! points {

@@ -35,7 +35,7 @@ pub struct Seen {
 
 impl Seen {
     /// A pod is bound, to this node and with this lease: for ever.
-    fn bound(&mut self, uid: &str, name: &str, place: (String, String)) {
+    pub fn bound(&mut self, uid: &str, name: &str, place: (String, String)) {
         let before = self.bound.insert(uid.to_owned(), place.clone());
         assert!(
             before.as_ref().is_none_or(|before| *before == place),
@@ -62,7 +62,8 @@ fn texts(gpus: impl IntoIterator<Item = GpuId>) -> BTreeSet<String> {
 }
 
 /// What the disks hold, and what on them is still on its way. No GPU may ever have two holders.
-fn on_disk(agents: &[Agent]) -> (BTreeSet<Held>, Vec<String>) {
+/// A pod that an agent knows to be bound never gets another place.
+pub fn on_disk(agents: &[Agent], seen: &mut Seen) -> (BTreeSet<Held>, Vec<String>) {
     let mut held = BTreeSet::new();
     let mut moving = Vec::new();
     let mut holders: BTreeMap<GpuId, String> = BTreeMap::new();
@@ -73,14 +74,15 @@ fn on_disk(agents: &[Agent]) -> (BTreeSet<Held>, Vec<String>) {
                 let other = holders.insert(gpu, id.clone());
                 assert_eq!(other, None, "{gpu} of {} has two holders: {id} and {other:?}", agent.node);
             }
+            let name = lease.request.pod_name.to_string();
+            if matches!(lease.state, DurableState::Bound | DurableState::Started { .. }) {
+                seen.bound(lease.request.pod.as_str(), &name, (agent.node.clone(), id.clone()));
+            }
             if !matches!(lease.state, DurableState::Started { ended: None, .. }) {
-                moving.push(format!(
-                    "lease {id} of {} is {:?} on {}",
-                    lease.request.pod_name, lease.state, agent.node
-                ));
+                moving.push(format!("lease {id} of {name} is {:?} on {}", lease.state, agent.node));
             }
             held.insert(Held {
-                pod: lease.request.pod_name.to_string(),
+                pod: name,
                 node: agent.node.clone(),
                 lease: id,
                 gpus: texts(lease.request.gpus()),
@@ -91,7 +93,7 @@ fn on_disk(agents: &[Agent]) -> (BTreeSet<Held>, Vec<String>) {
 }
 
 /// What the store says of bound pods. No pod may ever be bound again.
-fn in_store(coordinator: &Coordinator, seen: &mut Seen) -> Result<BTreeSet<Held>, String> {
+pub fn in_store(coordinator: &Coordinator, seen: &mut Seen) -> Result<BTreeSet<Held>, String> {
     let pods = coordinator.objects("pod").ok_or("the admin API does not answer")?;
     let mut held = BTreeSet::new();
     for pod in pods {
@@ -147,7 +149,7 @@ pub fn look_at(
     let stored = in_store(coordinator, seen)?;
     let gangs: Vec<GangView> = get(coordinator, "gangs")?;
     let nodes: Vec<NodeView> = get(coordinator, "nodes")?;
-    let (disk, moving) = on_disk(agents);
+    let (disk, moving) = on_disk(agents, seen);
     if let Some(agent) = agents
         .iter()
         .find(|agent| !nodes.iter().any(|node| node.name.as_str() == agent.node && &*node.state == "ready"))
@@ -252,8 +254,8 @@ fn the_checks_can_fail() {
             Agent { node: node.to_owned(), state_dir, coordinators: Vec::new(), process: None }
         })
         .into();
-    let (one, moving) = on_disk(&agents[..1]);
+    let (one, moving) = on_disk(&agents[..1], &mut Seen::default());
     assert_eq!((one.len(), moving.len()), (1, 1), "an armed lease is on its way");
-    let both = std::panic::catch_unwind(|| on_disk(&agents).0.len());
+    let both = std::panic::catch_unwind(|| on_disk(&agents, &mut Seen::default()).0.len());
     assert!(both.is_err(), "a GPU with two holders was not seen");
 }

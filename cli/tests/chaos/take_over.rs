@@ -40,6 +40,7 @@ fn first_reserve_ms(state_dir: &Path) -> Option<u64> {
 #[ignore = "a measurement; run by `cargo xtask chaos --measure`"]
 fn time() {
     let rounds = setting("PHALANX_CHAOS_ROUNDS", 25);
+    assert!(rounds > 0, "PHALANX_CHAOS_ROUNDS: no round at all measures nothing");
     let mut cluster = Cluster::new(3);
     let mut seen = Seen::default();
     let mut times = Vec::new();
