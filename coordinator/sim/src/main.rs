@@ -15,7 +15,7 @@ use phalanx_sim::{Options, Report, coverage, run_seeds};
 #[command(name = "phalanx-sim", max_term_width = 110)]
 struct Arguments {
     /// Number of seeds
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// First seed
     #[arg(long, default_value_t = 0)]
@@ -24,7 +24,7 @@ struct Arguments {
     #[arg(long)]
     seed: Option<u64>,
     /// Print the log of the seed
-    #[arg(long)]
+    #[arg(long, requires = "seed")]
     trace: bool,
     /// Write what the coordinators of the seed did to a file, for `phalanx-coordinator replay FILE`
     #[arg(long, value_name = "FILE", requires = "seed")]
@@ -33,6 +33,23 @@ struct Arguments {
     #[cfg(feature = "planted-bugs")]
     #[arg(long, value_parser = parse_bug)]
     bug: Option<Bug>,
+}
+
+impl Arguments {
+    /// The command that runs this with the same bug planted, if any.
+    #[cfg(feature = "planted-bugs")]
+    fn program(&self) -> String {
+        self.bug.map_or_else(
+            || "cargo xtask sim".to_owned(),
+            |bug| format!("cargo run -p phalanx-sim --features planted-bugs -- --bug {}", bug.as_str()),
+        )
+    }
+
+    /// The command that runs this.
+    #[cfg(not(feature = "planted-bugs"))]
+    const fn program(&self) -> &str {
+        "cargo xtask sim"
+    }
 }
 
 #[cfg(feature = "planted-bugs")]
@@ -85,7 +102,7 @@ fn main() -> ExitCode {
         return if is_covered { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     for (seed, failure) in &summary.failed {
-        println!("seed {seed}: {failure}\n    repeat: cargo xtask sim --seeds 1 --seed {seed}");
+        println!("seed {seed}: {failure}\n    repeat: {} --seeds 1 --seed {seed}", arguments.program());
     }
     println!("{} of {count} seeds failed", summary.failed.len());
     ExitCode::FAILURE
@@ -95,7 +112,11 @@ fn main() -> ExitCode {
 fn report_coverage(counts: &BTreeMap<String, u64>, seeds: u64) -> bool {
     let wanted = coverage::wanted(seeds).len();
     let missing = coverage::missing(counts, seeds);
-    println!("reached {} of {wanted} things that so many seeds must reach", wanted - missing.len());
+    if wanted == 0 {
+        println!("what must be reached is looked at from {} seeds on", coverage::ENOUGH_SEEDS);
+    } else {
+        println!("reached {} of {wanted} things that so many seeds must reach", wanted - missing.len());
+    }
     for name in &missing {
         println!("    never reached: {name}");
     }
