@@ -138,7 +138,9 @@ impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
         let status = match &error {
             ApiError::NotFound(_) => StatusCode::NOT_FOUND,
-            ApiError::AlreadyExists(_) | ApiError::Conflict(_) => StatusCode::CONFLICT,
+            ApiError::AlreadyExists(_) | ApiError::Conflict(_) | ApiError::OtherUid(_) => {
+                StatusCode::CONFLICT
+            }
             ApiError::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
             ApiError::Gone { .. } => StatusCode::GONE,
             ApiError::Unknown => StatusCode::GATEWAY_TIMEOUT,

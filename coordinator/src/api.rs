@@ -351,9 +351,12 @@ pub enum ApiError {
     /// There is one of that name.
     #[error("{0} exists already")]
     AlreadyExists(String),
-    /// A precondition does not hold: the object is another one, or changed in between.
+    /// A precondition does not hold: the object was changed in between, or is in use.
     #[error("conflict: {0}")]
     Conflict(String),
+    /// The object of that name has another UID than the write is for: the one that was meant is gone.
+    #[error("conflict: {0}")]
+    OtherUid(String),
     /// Refused for good; the text says why.
     #[error("{0}")]
     Invalid(String),
@@ -369,6 +372,14 @@ pub enum ApiError {
     /// The store could not be read or written.
     #[error("{0}")]
     Storage(String),
+}
+
+impl ApiError {
+    /// Somebody else was faster: whoever reads again may decide anew.
+    #[must_use]
+    pub const fn is_overtaken(&self) -> bool {
+        matches!(self, Self::Conflict(_) | Self::OtherUid(_) | Self::AlreadyExists(_) | Self::NotFound(_))
+    }
 }
 
 /// The API. Clones of an implementation share one store.

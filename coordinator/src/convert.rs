@@ -310,7 +310,7 @@ pub fn outcome_of<T>(result: &Result<T, ApiError>) -> Outcome {
     match result {
         Ok(_) => Outcome::Done,
         Err(ApiError::NotFound(_)) => Outcome::NotFound,
-        Err(ApiError::AlreadyExists(_) | ApiError::Conflict(_)) => Outcome::Conflict,
+        Err(ApiError::AlreadyExists(_) | ApiError::Conflict(_) | ApiError::OtherUid(_)) => Outcome::Conflict,
         Err(ApiError::Unknown) if planted::is(Bug::TimeoutIsDone) => Outcome::Done,
         Err(ApiError::Invalid(text)) => Outcome::Refused(text.clone()),
         // A store that fails may have written before it failed.

@@ -138,7 +138,7 @@ fn must_try_again(verb: &str, target: &str, error: &ApiError) -> bool {
         }
         // What it met comes by the watch; where that is late, or there is no object yet to be told of, the next look
         // is not.
-        ApiError::Conflict(_) => {
+        ApiError::Conflict(_) | ApiError::OtherUid(_) => {
             tracing::debug!(verb, target, %error, "tried again");
             true
         }

@@ -207,11 +207,7 @@ impl<A: Api> Worker<A> {
             };
             let Some(mutation) = decide(stored.as_deref())? else { return Ok(()) };
             match self.mutate(mutation).await {
-                Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_))
-                    if conflicts < MOST_CONFLICTS =>
-                {
-                    conflicts += 1;
-                }
+                Err(error) if error.is_overtaken() && conflicts < MOST_CONFLICTS => conflicts += 1,
                 other => return other,
             }
         }
@@ -299,8 +295,10 @@ fn pod_key(name: &GangName) -> ObjectKey {
     ObjectKey::new(Kind::Pod, &name.namespace, &name.name)
 }
 
-/// The pod as it is now. An object of that name and another UID means that the pod is gone.
-fn pod_read(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiError>) -> Event {
+/// What the core hears of a pod that was read or fenced. An object of that name and another UID means that the pod is
+/// gone; any other conflict says nothing of it.
+#[must_use]
+pub fn pod_read(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiError>) -> Event {
     match answer {
         Ok(object) if object.metadata.uid == pod.as_str() => match convert::pod_of_object(&object) {
             Some(pod) => Event::PodRead { action, pod: Some(pod) },
@@ -309,8 +307,7 @@ fn pod_read(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiError
                 Event::ActionDone { action, outcome: Outcome::Refused(text) }
             }
         },
-        // The only precondition of a fence write is the UID.
-        Ok(_) | Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => Event::PodRead { action, pod: None },
+        Ok(_) | Err(ApiError::NotFound(_) | ApiError::OtherUid(_)) => Event::PodRead { action, pod: None },
         Err(error) => Event::ActionDone { action, outcome: told(&Err::<(), _>(error)) },
     }
 }
@@ -527,8 +524,13 @@ mod tests {
         let mut other = Object::clone(&pod);
         other.metadata.uid = "another".to_owned();
         assert!(matches!(bench.event(fence(&other)).await, Event::PodRead { pod: None, .. }));
-        bench.api.with_plan(|plan| plan.push(Call::Write, Fault::TimedOutNotDone));
-        assert_eq!(bench.outcome(fence(&pod)).await, Outcome::Unknown);
+        // That somebody else changed it meanwhile says nothing of the pod: it is there.
+        for (fault, outcome) in
+            [(Fault::TimedOutNotDone, Outcome::Unknown), (Fault::Conflict, Outcome::Conflict)]
+        {
+            bench.api.with_plan(|plan| plan.push(Call::Write, fault));
+            assert_eq!(bench.outcome(fence(&pod)).await, outcome);
+        }
     }
 
     #[tokio::test]

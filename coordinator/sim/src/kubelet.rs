@@ -30,24 +30,22 @@ pub(crate) struct Kubelet {
 
 impl Kubelet {
     /// Lists everything.
-    pub(crate) fn start(store: &Store) -> (Self, usize) {
+    pub(crate) fn start(store: &Store) -> Self {
         let (follower, listed) = Follower::start(store);
-        let count = listed.len();
         let mut jobs = Jobs::new();
         let mut objects = Objects::new();
         for object in listed {
             jobs.applied(&object);
             objects.insert(object.key(), object);
         }
-        let kubelet = Self {
+        Self {
             follower,
             objects,
             ledger: PodLedger::default(),
             jobs,
             reports: VecDeque::new(),
             look_at: None,
-        };
-        (kubelet, count)
+        }
     }
 }
 
@@ -119,7 +117,7 @@ impl World {
     fn write_all(&mut self, incarnation: u64, writes: Vec<Mutation>) -> bool {
         let mut failed = false;
         for mutation in writes {
-            self.after_action(incarnation);
+            self.before_action(incarnation);
             if !self.processes.contains_key(&incarnation) {
                 return true;
             }
@@ -131,7 +129,7 @@ impl World {
             self.log.count(&format!("kubelet {}", text.split(' ').next().unwrap_or_default()));
             self.api_changed();
             failed |= match answer {
-                Err(ApiError::Conflict(_)) => creates,
+                Err(ApiError::Conflict(_) | ApiError::OtherUid(_)) => creates,
                 Ok(_) | Err(ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => false,
                 Err(_) => true,
             };

@@ -44,9 +44,7 @@ pub async fn apply_object(api: &impl Api, wanted: &Object) -> Result<(Arc<Object
     loop {
         let outcome = apply_once(api, wanted).await;
         match outcome {
-            Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_))
-                if conflicts < MOST_CONFLICTS =>
-            {
+            Err(error) if error.is_overtaken() && conflicts < MOST_CONFLICTS => {
                 conflicts += 1;
             }
             other => return other,

@@ -443,7 +443,7 @@ fn check(object: &Object, preconditions: &Preconditions) -> Result<(), ApiError>
     if let Some(uid) = &preconditions.uid
         && *uid != object.metadata.uid
     {
-        return Err(ApiError::Conflict(format!(
+        return Err(ApiError::OtherUid(format!(
             "{key} has UID {}, the write is for UID {uid}",
             object.metadata.uid
         )));
