@@ -138,6 +138,12 @@ bugs! {
     FinalizeRunning = "finalize-running",
         "A deleted pod is removed from the API while it still runs: its owner starts another, and both \
          write to one disk";
+    IgnoreForeignPlans = "ignore-foreign-plans",
+        "Plans that a replaced coordinator writes late are not looked at: they stay, and the next start \
+         goes on with a placement of long ago";
+    EvictGrown = "evict-grown",
+        "A running gang whose additional pods cannot be bound in time is evicted whole: its work of hours \
+         is gone";
     TimeoutIsDone = "timeout-is-done",
         "A write whose answer did not come is taken for done: plans and Bindings that were lost are missed \
          by nobody";

@@ -231,7 +231,7 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let name = gang.spec.name.clone();
         let round = gang.phase.round().cloned();
-        let is_growth = matches!(gang.phase, Phase::Running { .. });
+        let is_growth = matches!(gang.phase, Phase::Running { .. }) && !planted::is(Bug::EvictGrown);
         let mut evicted = BTreeSet::new();
         let mut fencing = BTreeMap::new();
         let unbound = round.as_ref().map_or_else(BTreeSet::new, |round| round.unbound.clone());
