@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use phalanx_common::ids::{GpuId, LeaseId, NodeName, PodUid};
 use phalanx_common::planted::{self, Bug};
-use phalanx_common::topology::Inventory;
+use phalanx_common::topology::{Inventory, ProbeState};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, ToAgent};
 use phalanx_node_core::{Action, Core, Event, Ledger, invariants};
@@ -40,6 +40,8 @@ pub(crate) struct Host {
     pub(crate) jumped_ms: u64,
     /// Nothing of it runs until then; what is due for it waits.
     pub(crate) paused_until: Option<Time>,
+    /// Its driver tells of no GPU until then.
+    pub(crate) driver_away_until: Time,
     pub(crate) disk_slow_until: Time,
     pub(crate) disk_stuck_until: Time,
     /// What survives a crash of the machine.
@@ -70,6 +72,7 @@ impl Host {
             rate,
             jumped_ms: 0,
             paused_until: None,
+            driver_away_until: Time(0),
             disk_slow_until: Time(0),
             disk_stuck_until: Time(0),
             disk: None,
@@ -85,6 +88,21 @@ impl Host {
     /// CLOCK_BOOTTIME: it begins anew at each boot.
     fn clock(&self, now: Time) -> Time {
         Time((now - self.boot_at).0 * self.rate / 1000 + self.jumped_ms)
+    }
+
+    /// What its agent reads of it.
+    fn seen(&self, now: Time) -> Inventory {
+        if self.driver_away_until <= now {
+            return self.inventory.clone();
+        }
+        let (cpu_milli, memory_bytes) = (self.inventory.cpu_milli, self.inventory.memory_bytes);
+        // Two ways in which drivers are not there yet.
+        let state = if self.boot.is_multiple_of(2) {
+            ProbeState::DriverError("the driver does not answer yet".to_owned())
+        } else {
+            ProbeState::Ready
+        };
+        Inventory { state, ..Inventory::empty(cpu_milli, memory_bytes) }
     }
 
     /// When its clock will show this time.
@@ -120,7 +138,7 @@ impl World {
         let mut actions = Vec::new();
         let clock = host.clock(now);
         host.core = Some(Core::new(host.name.clone(), &boot, host.disk.clone(), clock, &mut actions));
-        let inventory = host.inventory.clone();
+        let inventory = host.seen(now);
         let leases = host.disk.as_ref().map_or(0, |ledger| ledger.leases.len());
         self.log.line(now, format_args!("{node} starts, {boot}, {leases} leases on disk"));
         self.carry_out(node, actions);
@@ -168,6 +186,9 @@ impl World {
         self.log.line(self.now, format_args!("{node} CRASHES{}", if reboots { " and reboots" } else { "" }));
         if let Some(link) = link {
             self.break_link(link);
+        }
+        if reboots && self.goes_wrong(self.rates.driver_late) {
+            self.delay_driver(node);
         }
         if is_lost {
             self.note(Fault::LedgerWriteForgotten);
@@ -414,7 +435,7 @@ impl World {
 
     pub(crate) fn read_hardware(&mut self, node: &NodeName) {
         let Some(host) = self.hosts.get(node).filter(|host| host.core.is_some()) else { return };
-        let inventory = host.inventory.clone();
+        let inventory = host.seen(self.now);
         self.apply_agent(node, Event::Inventory(inventory));
     }
 

@@ -2,19 +2,20 @@
 //! are late. Calls of a process that died may land all the same.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use phalanx_common::ids::{ActionId, GangName, PodUid, Term};
 use phalanx_coordinator::api::faults::{Call, Fault};
-use phalanx_coordinator::api::{ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
+use phalanx_coordinator::api::{ApiError, Kind, Mutation, ObjectKey, Preconditions};
 use phalanx_coordinator::convert::plan::{plan_key, plan_removal, plan_write};
 use phalanx_coordinator::convert::status::{pod_group_status, queue_status};
 use phalanx_coordinator::convert::{self, outcome_of};
 use phalanx_coordinator::metrics::{command_name, outcome_name};
+use phalanx_coordinator::writer::{pod_fenced, pod_read};
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
 
 use crate::coordinator::{Flight, Lane};
+use crate::facts::Evicted;
 use crate::kubelet::short;
 use crate::world::{Happening, World};
 
@@ -193,13 +194,13 @@ impl World {
     ) -> Landed {
         let text = format!("{} {}", mutation.verb(), mutation.target());
         let is_alive = self.processes.contains_key(&flight.incarnation);
-        if let Command::Evict { pod, .. } = &flight.action.command {
-            self.facts.may_go.insert(pod.as_str().to_owned());
-        }
         let answer = self.api.write(fault, mutation, self.now);
         self.writes += 1;
-        if let (Command::WritePlan(plan), false, Ok(_)) = (&flight.action.command, is_alive, &answer) {
-            self.facts.late_plans.insert(plan.gang.clone());
+        let is_done = answer.is_ok() || matches!(fault, Some(Fault::TimedOutButDone));
+        if let Command::Evict { pod, .. } = &flight.action.command
+            && is_done
+        {
+            self.evicted(flight.incarnation, pod);
         }
         self.log
             .line(self.now, format_args!("api: {} {}: {text}: {}", flight.incarnation, id.0, short(&answer)));
@@ -211,13 +212,21 @@ impl World {
                 format!("a late Binding reached pod {name} after a newer coordinator fenced it"),
             );
         }
-        let is_overtaken =
-            matches!(answer, Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_) | ApiError::NotFound(_)));
+        let is_overtaken = answer.as_ref().is_err_and(ApiError::is_overtaken);
         let reads_first = matches!(flight.action.command, Command::WritePlan(_) | Command::DeletePlan { .. });
         if reads_first && is_overtaken && is_alive && flight.conflicts < MOST_CONFLICTS {
             return Landed::Again;
         }
         Landed::Over(Some(done(id, &answer)))
+    }
+
+    /// A coordinator has deleted a pod. Where it was not there, or was being deleted already, nothing came of it.
+    fn evicted(&mut self, incarnation: u64, uid: &PodUid) {
+        // The facts are told of it only after this.
+        let Some(pod) = self.facts.pods.get(uid).filter(|pod| !pod.deleting).cloned() else { return };
+        self.facts.may_go.insert(uid.as_str().to_owned());
+        let by_leader = self.newest() == Some(incarnation);
+        self.facts.evicted.push(Evicted { uid: uid.clone(), pod, by_leader });
     }
 
     /// What a command that is one write asks for.
@@ -278,7 +287,7 @@ impl World {
         let patch = Mutation::PatchAnnotations { key: pod_key(name), preconditions, annotations };
         let answer = self.api.write(fault, patch, self.now);
         self.log.line(self.now, format_args!("api: fence {}: {}", name.name, short(&answer)));
-        pod_read(action, pod, answer)
+        pod_fenced(action, pod, answer)
     }
 
     fn read_pod(&mut self, action: ActionId, pod: &PodUid, name: &GangName, fault: Option<Fault>) -> Event {
@@ -310,18 +319,4 @@ fn pod_key(name: &GangName) -> ObjectKey {
 
 fn done<T>(action: ActionId, answer: &Result<T, ApiError>) -> Event {
     Event::ActionDone { action, outcome: outcome_of(answer) }
-}
-
-/// The pod as it is now. An object of that name and another UID means that the pod is gone.
-fn pod_read(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiError>) -> Event {
-    match answer {
-        Ok(object) if object.metadata.uid == pod.as_str() => match convert::pod_of_object(&object) {
-            Some(pod) => Event::PodRead { action, pod: Some(pod) },
-            None => done(action, &Err::<(), _>(ApiError::Invalid("no pod of ours any more".to_owned()))),
-        },
-        Ok(_) | Err(ApiError::NotFound(_)) => Event::PodRead { action, pod: None },
-        // A conflict that the store itself made means that the UID is another one.
-        Err(ApiError::Conflict(text)) if text.contains("has UID") => Event::PodRead { action, pod: None },
-        Err(error) => done(action, &Err::<(), _>(error)),
-    }
 }

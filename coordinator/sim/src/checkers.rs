@@ -7,6 +7,7 @@ use crate::facts::Facts;
 
 pub mod all_or_nothing;
 pub mod binding;
+pub mod eviction;
 pub mod heal;
 pub mod leaks;
 pub mod liveness;
@@ -30,6 +31,7 @@ pub struct End<'e> {
 pub struct Checkers {
     all_or_nothing: all_or_nothing::AllOrNothing,
     binding: binding::Binding,
+    eviction: eviction::Eviction,
     heal: heal::Heal,
     quota: quota::Quota,
 }
@@ -43,6 +45,7 @@ impl Checkers {
         ownership::check(facts).map_err(|error| ("ownership", error))?;
         self.all_or_nothing.check(facts).map_err(|error| ("all_or_nothing", error))?;
         self.binding.check(facts).map_err(|error| ("binding", error))?;
+        self.eviction.check(facts).map_err(|error| ("eviction", error))?;
         objects::check(facts).map_err(|error| ("objects", error))?;
         self.heal.check(facts).map_err(|error| ("heal", error))?;
         self.quota.check(facts).map_err(|error| ("quota", error))

@@ -7,7 +7,6 @@ use phalanx_common::ids::{ClusterId, GangName, NodeName, PodUid, QueueName, Term
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, LeaseState, ToAgent, VERSION};
 use phalanx_coordinator::agents::PodReport;
-use phalanx_coordinator::api::Object;
 use phalanx_coordinator::convert;
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
@@ -92,7 +91,7 @@ impl World {
         let counter = self.api.raise_term(0);
         let term = Term { counter, incarnation };
         let (follower, objects) = Follower::start(&self.api.store);
-        let (kubelet, _) = Kubelet::start(&self.api.store);
+        let kubelet = Kubelet::start(&self.api.store);
         let clock = self.draw_clock();
         let process = Process {
             incarnation,
@@ -114,7 +113,8 @@ impl World {
         self.processes.insert(incarnation, process);
         self.log.line(self.now, format_args!("coordinator starts, term {term}, {} objects", objects.len()));
         self.log.count("coordinator start");
-        let stored: Vec<Event> = objects.iter().filter_map(|object| stored_event(object)).collect();
+        let stored: Vec<Event> =
+            objects.iter().filter_map(|object| convert::event_of_object(object).event).collect();
         let events = std::iter::once(Event::Started { term }).chain(stored).chain([Event::Synced]);
         let mut actions = Vec::new();
         for event in events {
@@ -127,6 +127,17 @@ impl World {
 
     /// The process ends in the middle of whatever it does. Calls on their way may still land.
     pub(crate) fn crash_coordinator(&mut self, incarnation: u64) {
+        let Some(process) = self.processes.get(&incarnation) else { return };
+        for gang in process.core.view().gangs {
+            self.log.count(&crash_name(&gang.phase));
+        }
+        self.log.line(self.now, format_args!("coordinator {incarnation} CRASHES"));
+        self.note(Fault::CoordinatorCrash);
+        self.restart_coordinator(incarnation);
+    }
+
+    /// The process ends; where it leads another one follows a while later.
+    pub(crate) fn restart_coordinator(&mut self, incarnation: u64) {
         let is_deposed = self.processes.get(&incarnation).is_some_and(|process| process.is_deposed);
         self.end_process(incarnation);
         if !is_deposed {
@@ -138,11 +149,6 @@ impl World {
     /// Ends a process; nobody takes its place.
     pub(crate) fn end_process(&mut self, incarnation: u64) {
         let Some(process) = self.processes.remove(&incarnation) else { return };
-        for gang in process.core.view().gangs {
-            self.log.count(&crash_name(&gang.phase));
-        }
-        self.log.line(self.now, format_args!("coordinator CRASHES"));
-        self.note(Fault::CoordinatorCrash);
         count_moves(&process, &mut self.log);
         // The store was set back to an older copy of itself, as far as the term goes.
         let is_alone = self.processes.is_empty() && process.term.counter == self.api.term;
@@ -183,9 +189,9 @@ impl World {
         }
     }
 
-    /// An action was done: here the process may end.
-    pub(crate) fn after_action(&mut self, incarnation: u64) {
-        self.actions_done += 1;
+    /// An action is next: the process may end before it. One that ends after its last action is ended by `disturb`.
+    pub(crate) fn before_action(&mut self, incarnation: u64) {
+        self.actions_done += u64::from(self.faults);
         let is_chosen = self.faults && self.crash_at_action == Some(self.actions_done);
         if is_chosen {
             self.note(Fault::CoordinatorCrashAtAction);
@@ -258,7 +264,7 @@ impl World {
     /// Out with the actions, in order; a crash may come between any two.
     fn dispatch(&mut self, incarnation: u64, actions: Vec<Action>) {
         for action in actions {
-            self.after_action(incarnation);
+            self.before_action(incarnation);
             let Some(process) = self.processes.get_mut(&incarnation) else { return };
             let is_deposed = process.is_deposed;
             self.log.count(command_name(&action.command));
@@ -268,6 +274,9 @@ impl World {
             let Some(process) = self.processes.get_mut(&incarnation) else { return };
             match action.command {
                 Command::Send { session, message, node } => {
+                    if let ToAgent::Reserve { lease, .. } = &*message {
+                        self.facts.decided.entry(*lease).or_insert(self.now);
+                    }
                     let link = process.sessions.get(&session).copied();
                     self.log.line(self.now, format_args!("core: to {node}: {}", to_agent(&message)));
                     if let Some(link) = link {
@@ -426,9 +435,4 @@ fn can_land_alone(flight: &Flight) -> bool {
         | Command::Send { .. }
         | Command::Warn { .. } => false,
     }
-}
-
-/// The fact that an object was stored.
-fn stored_event(object: &Object) -> Option<Event> {
-    convert::event_of_object(object).event
 }

@@ -27,7 +27,7 @@ pub enum Fault {
     ClockJump,
     /// A coordinator's process ends.
     CoordinatorCrash,
-    /// It ends after an action that was chosen before.
+    /// It ends before an action that was chosen before.
     CoordinatorCrashAtAction,
     /// A leader stands still.
     CoordinatorPaused,
@@ -55,6 +55,8 @@ pub enum Fault {
     GpuLost,
     /// A GPU is not even listed.
     GpuMissing,
+    /// The driver of a machine that boots tells of no GPU yet.
+    DriverLate,
     /// Somebody else uses a GPU.
     ForeignProcess,
     /// A GPU is as it was.
@@ -122,6 +124,7 @@ names! {
     Fault::DiskStuck => "fault: disk stuck",
     Fault::GpuLost => "fault: GPU lost",
     Fault::GpuMissing => "fault: GPU not listed",
+    Fault::DriverLate => "fault: driver late after a boot",
     Fault::ForeignProcess => "fault: foreign process on a GPU",
     Fault::GpuBack => "fault: GPU back",
     Fault::FewerProcessors => "fault: fewer processors",

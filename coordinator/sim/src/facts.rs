@@ -2,8 +2,9 @@
 //! The checkers see this and nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use phalanx_common::gang::PodPhase;
+use phalanx_common::gang::{GangSpec, PodPhase};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid};
 use phalanx_common::resources::Resources;
 use phalanx_common::units::{Millis, Time};
@@ -14,13 +15,54 @@ use phalanx_coordinator::convert;
 use phalanx_core::event::Event;
 use serde_json::Value;
 
+/// The pods that a gang must have to run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Need {
+    /// In all.
+    pub min_member: u32,
+    /// Of single tasks.
+    pub tasks: BTreeMap<Arc<str>, u32>,
+}
+
+impl Need {
+    fn of(gang: &GangSpec) -> Self {
+        let sum: u64 = gang.min_task_member.values().map(|minimum| u64::from(*minimum)).sum();
+        // As Volcano has it: where they ask for more than the gang does they do not count.
+        let counts = sum <= u64::from(gang.min_member);
+        let tasks = if counts { gang.min_task_member.clone() } else { BTreeMap::new() };
+        Self { min_member: gang.min_member.max(1), tasks }
+    }
+
+    /// True where pods of these tasks are enough.
+    pub fn is_met<'t>(&self, tasks: impl IntoIterator<Item = &'t str>) -> bool {
+        let mut all = 0;
+        let mut left: BTreeMap<&str, u32> = self.tasks.iter().map(|(task, of)| (&**task, *of)).collect();
+        for task in tasks {
+            all += 1;
+            if let Some(left) = left.get_mut(task) {
+                *left = left.saturating_sub(1);
+            }
+        }
+        all >= self.min_member && left.values().all(|left| *left == 0)
+    }
+}
+
+/// A pod that the coordinator deleted, as it was before.
+#[derive(Clone, Debug)]
+pub struct Evicted {
+    /// The pod.
+    pub uid: PodUid,
+    /// As it was.
+    pub pod: PodFact,
+    /// The coordinator that did it leads. What an earlier one still does nobody can stop.
+    pub by_leader: bool,
+}
+
 /// A PodGroup.
 #[derive(Clone, Debug)]
 pub struct GroupFact {
-    /// UID of the object.
-    pub uid: String,
     /// Fewest pods that may run.
-    pub min_member: u32,
+    pub need: Need,
     /// Its queue.
     pub queue: String,
     /// UID of the Job that made it: its pods are made too.
@@ -36,6 +78,8 @@ pub struct PodFact {
     pub name: GangName,
     /// Its gang.
     pub gang: GangName,
+    /// Its task.
+    pub task: Arc<str>,
     /// Node it is bound to.
     pub node: Option<NodeName>,
     /// Lease of its Binding.
@@ -95,11 +139,10 @@ pub struct Facts {
     pub jobs: BTreeMap<String, bool>,
     /// Pods by UID that have no gang yet.
     pub loose: BTreeSet<PodUid>,
-    /// Gangs that have a GangPlan object.
-    pub plans: BTreeSet<GangName>,
-    /// Those of them that a dead coordinator created late. Plans are read at a start only, so such a one stays
-    /// until the next start, the gang's next placement, or the end of its PodGroup; it does no harm.
-    pub late_plans: BTreeSet<GangName>,
+    /// Gangs that have a GangPlan object, with its binding deadline by the clock of the coordinator that wrote it.
+    pub plans: BTreeMap<GangName, Time>,
+    /// When a lease was asked for the first time: then its pod was given its place.
+    pub decided: BTreeMap<LeaseId, Time>,
     /// Ceilings of queues.
     pub capability: BTreeMap<String, Resources>,
     /// Statuses of queues.
@@ -114,11 +157,17 @@ pub struct Facts {
     pub ended: BTreeSet<PodUid>,
     /// Objects that users made and nobody deleted, with their UIDs.
     pub created: BTreeMap<ObjectKey, String>,
+    /// Pods that coordinators deleted since the last look.
+    pub evicted: Vec<Evicted>,
+    /// GPUs that were not there for a while, and until when.
+    pub missing_until: BTreeMap<GpuId, Time>,
     /// UIDs of objects that were deleted by users, or evicted by the coordinator.
     pub may_go: BTreeSet<String>,
     /// Objects of users that went all the same.
     pub lost: Vec<ObjectKey>,
-    /// Gangs of which somebody else bound a pod: what is theirs is not the coordinator's doing.
+    /// Pods that somebody else bound: that they are bound and start is not the coordinator's doing.
+    pub by_hand: BTreeSet<PodUid>,
+    /// Their gangs: one that can never be placed may be whole by them.
     pub bound_by_hand: BTreeSet<GangName>,
     /// The faults have stopped.
     pub is_calm: bool,
@@ -148,10 +197,7 @@ impl Facts {
                         self.pods.remove(&PodUid::from(uid.as_str()));
                     }
                     Kind::Job => drop(self.jobs.remove(uid)),
-                    Kind::GangPlan => {
-                        self.plans.remove(&name);
-                        self.late_plans.remove(&name);
-                    }
+                    Kind::GangPlan => drop(self.plans.remove(&name)),
                     Kind::Queue => {
                         self.capability.remove(&key.name);
                         self.queue_status.remove(&key.name);
@@ -172,7 +218,9 @@ impl Facts {
             self.loose.insert(PodUid::from(object.metadata.uid.as_str()));
         }
         if object.kind == Kind::GangPlan {
-            self.plans.insert(GangName::new(&object.metadata.namespace, &object.metadata.name));
+            let gang = GangName::new(&object.metadata.namespace, &object.metadata.name);
+            let deadline = convert::plan_of_object(object).map_or(Time(0), |plan| plan.binding_deadline);
+            self.plans.insert(gang, deadline);
             return;
         }
         match convert::event_of_object(object).event {
@@ -183,8 +231,7 @@ impl Facts {
             Some(Event::GangApplied(gang)) => {
                 let owner = object.metadata.owner.as_ref().filter(|owner| owner.kind == Kind::Job);
                 let group = GroupFact {
-                    uid: gang.uid.to_string(),
-                    min_member: gang.min_member.max(1),
+                    need: Need::of(&gang),
                     queue: gang.queue.as_str().to_owned(),
                     job: owner.map(|owner| owner.uid.clone()),
                     status: object.status.clone(),
@@ -210,6 +257,7 @@ impl Facts {
         let fact = PodFact {
             name: pod.name,
             gang: pod.gang,
+            task: pod.task,
             node: node_name(object).map(NodeName::from),
             lease,
             gpus,

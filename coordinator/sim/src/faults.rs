@@ -135,6 +135,7 @@ impl World {
             | Happening::TakeOver { .. }
             | Happening::LearnsOfLoss { .. }
             | Happening::AgentStarts { .. }
+            | Happening::DriverIsBack { .. }
             | Happening::GpuBack { .. }
             | Happening::FaultsStop
             | Happening::Tidy
@@ -168,6 +169,7 @@ impl World {
             (rates.agent_crash, |world, node| world.crash_agent(node)),
             (rates.link_break, |world, node| {
                 if let Some(link) = world.hosts.get(node).and_then(|host| host.link) {
+                    world.note(Fault::LinkBreak);
                     world.break_link(link);
                 }
             }),
@@ -255,7 +257,7 @@ impl World {
             // It leads all the same: whoever starts it does so again.
             self.log.line(self.now, format_args!("coordinator {incarnation} gives way"));
             self.log.count("the leader gives way");
-            self.crash_coordinator(incarnation);
+            self.restart_coordinator(incarnation);
         }
     }
 
@@ -331,9 +333,20 @@ impl World {
             row.pop();
         }
         self.log.line(self.now, format_args!("{node}: GPU {} is not there", gpu.index));
+        self.facts.missing_until.insert(gpu.id, until);
         self.note(Fault::GpuMissing);
         self.read_hardware(node);
         self.after((until - self.now).0, Happening::GpuBack { node: node.clone(), gpu: gpu.id });
+    }
+
+    /// The driver of a machine that boots tells of no GPU yet.
+    pub(crate) fn delay_driver(&mut self, node: &NodeName) {
+        let until = self.lasting(1_000, 60_000);
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        host.driver_away_until = until;
+        self.log.line(self.now, format_args!("{node}: the driver is not there until {}", until.0));
+        self.note(Fault::DriverLate);
+        self.after((until - self.now).0, Happening::DriverIsBack { node: node.clone() });
     }
 
     /// All but one processor are offline for a while.
@@ -448,6 +461,7 @@ impl World {
         for node in nodes {
             if let Some(host) = self.hosts.get_mut(&node) {
                 host.inventory = host.whole.clone();
+                host.driver_away_until = Time(0);
             }
             self.read_hardware(&node);
         }

@@ -13,7 +13,7 @@ const TRANSIT_MS: (u64, u64) = (1, 5);
 const LATE_MS: (u64, u64) = (50, 4_000);
 /// A connection that lost something ends within this time.
 const DOOMED_MS: u64 = 6_000;
-/// A message that a partition holds back longer than this is lost.
+/// A message that a partition would hold back longer than this is lost, and its connection ends.
 const LONGEST_HELD_MS: u64 = 10_000;
 /// Time until a side notices that its connection is gone.
 const NOTICE_MS: u64 = 6_000;
@@ -45,10 +45,10 @@ impl World {
         if host.life != life || host.core.is_none() || host.link.is_some() {
             return;
         }
-        self.serial_link(node, life, incarnation);
+        self.connect(node, life, incarnation);
     }
 
-    fn serial_link(&mut self, node: &NodeName, life: u64, incarnation: u64) {
+    fn connect(&mut self, node: &NodeName, life: u64, incarnation: u64) {
         let number = self.next_number();
         let newest = [Time(0); 2];
         let link = Link { node: node.clone(), life, incarnation, session: None, is_broken: false, newest };
@@ -68,11 +68,17 @@ impl World {
         }
         link.is_broken = true;
         self.log.line(self.now, format_args!("link {number} breaks"));
-        self.note(Fault::LinkBreak);
         let agent = self.random.between(0, NOTICE_MS / 4);
         let coordinator = self.random.between(0, NOTICE_MS);
         self.after(agent, Happening::AgentNotices { link: number });
         self.after(coordinator, Happening::CoordinatorNotices { link: number });
+    }
+
+    /// A connection that lost something ends: a stream has no gaps.
+    fn doom(&mut self, number: u64) {
+        let delay = self.random.between(0, DOOMED_MS);
+        self.after(delay, Happening::AgentNotices { link: number });
+        self.after(delay + 1, Happening::CoordinatorNotices { link: number });
     }
 
     pub(crate) fn send_to_agent(&mut self, number: u64, message: ToAgent) {
@@ -99,20 +105,16 @@ impl World {
         }
         if self.goes_wrong(self.rates.loss) {
             self.note(Fault::MessageLost);
-            let delay = self.random.between(0, DOOMED_MS);
-            let incarnation = self.links.get(&number).map(|link| link.incarnation);
-            if incarnation.is_some() {
-                self.after(delay, Happening::AgentNotices { link: number });
-                self.after(delay + 1, Happening::CoordinatorNotices { link: number });
-            }
+            self.doom(number);
             return Vec::new();
         }
         let node = self.links.get(&number).map(|link| link.node.clone());
         let cut = node.and_then(|node| self.cut_of(&node, side));
         if let Some(until) = cut {
-            // What waits too long is never delivered: the connection ends before.
+            // What waits too long is never delivered, and its connection ends.
             let wait = (until - self.now).0;
             if wait > LONGEST_HELD_MS {
+                self.doom(number);
                 return Vec::new();
             }
             self.note(Fault::MessageHeldBack);

@@ -35,6 +35,8 @@ pub struct Rates {
     pub term_lost: u32,
     /// A GPU falls off the bus, per event, and comes back a while later.
     pub gpu_lost: u32,
+    /// The driver of a machine that boots tells of no GPU for a while.
+    pub driver_late: u32,
     /// A GPU is not even listed for a while, per event.
     pub gpu_missing: u32,
     /// A machine has fewer processors for a while, per event.
@@ -129,6 +131,7 @@ impl Rates {
             away_ms: u64::from(draw(30_000)).max(500),
             gpu_lost: draw(6),
             term_lost: draw(500),
+            driver_late: draw(900),
             gpu_missing: draw(3),
             foreign_process: draw(4),
             fewer_processors: draw(4),
@@ -166,7 +169,7 @@ pub struct Options {
     pub bug: Option<Bug>,
     /// Rates; `None` = drawn from the seed.
     pub rates: Option<Rates>,
-    /// The coordinator crashes after so many actions, over all its lives.
+    /// The coordinator crashes before its action of this number, over all its lives.
     pub crash_at_action: Option<u64>,
 }
 

@@ -21,11 +21,11 @@ impl World {
         match step {
             Step::Create(object) => {
                 self.log.count("user creates");
-                self.create(*object);
+                let _ = self.create(*object);
             }
             Step::AddPod(object) => {
                 self.log.count("user adds a pod to a gang");
-                self.create(*object);
+                let _ = self.create(*object);
             }
             Step::Restore(object) => self.restore(*object),
             Step::Delete(kind, name) => self.delete(&key_of(kind, &name)),
@@ -56,6 +56,7 @@ impl World {
         let Some(gang) = self.facts.pods.get(&uid).map(|fact| fact.gang.clone()) else { return };
         self.note(Fault::BoundByHand);
         self.facts.bound_by_hand.insert(gang);
+        self.facts.by_hand.insert(uid);
         let preconditions = Preconditions::uid(&pod.metadata.uid);
         let (key, node, annotations) = (pod.key(), "plain".to_owned(), BTreeMap::new());
         self.as_user(Mutation::Bind { key, preconditions, node, annotations });
@@ -77,22 +78,26 @@ impl World {
         let Some(gang) = gangs.get(at) else { return };
         self.note(Fault::BoundByHand);
         self.facts.bound_by_hand.insert(gang.clone());
-        self.create(bound_pod(&format!("by-hand-{}", choice >> 40), &gang.name));
+        if let Some(uid) = self.create(bound_pod(&format!("by-hand-{}", choice >> 40), &gang.name)) {
+            self.facts.by_hand.insert(uid.as_str().into());
+        }
     }
 
-    fn create(&mut self, object: Object) {
+    /// Creates an object, and gives its UID.
+    fn create(&mut self, object: Object) -> Option<String> {
         let key = object.key();
-        if let Some(created) = self.as_user(Mutation::Create(Box::new(object))) {
-            self.facts.created.insert(key, created.metadata.uid.clone());
-            self.api_changed();
-        }
+        let created = self.as_user(Mutation::Create(Box::new(object)))?;
+        let uid = created.metadata.uid.clone();
+        self.facts.created.insert(key, uid.clone());
+        self.api_changed();
+        Some(uid)
     }
 
     /// Makes an object what it was at first.
     fn restore(&mut self, object: Object) {
         let key = object.key();
         let Ok(stored) = self.api.store.get(&key) else {
-            self.create(object);
+            let _ = self.create(object);
             return;
         };
         let mut wanted = Object::clone(&stored);

@@ -15,6 +15,8 @@ use crate::random::Random;
 pub const NAMESPACE: &str = "team";
 /// Group annotation of pods.
 const GROUP_NAME: &str = "scheduling.k8s.io/group-name";
+/// Task annotation of pods.
+const TASK_SPEC: &str = "volcano.sh/task-spec";
 /// How long a pod runs.
 const RUN_FOR: &str = "phalanx.dev/run-for";
 /// Queue annotation of pods without a group.
@@ -79,6 +81,8 @@ pub struct Workload {
     pub steps: Vec<(Time, Step)>,
     /// What is deleted at the end, because it would run for ever.
     pub last: Vec<Step>,
+    /// Pods that are left of gangs without PodGroup: deleted when all that should become of them has.
+    pub leftovers: Vec<Step>,
     /// Sum of the times that pods run, in milliseconds.
     pub work_ms: u64,
     has_plain_node: bool,
@@ -98,6 +102,9 @@ struct Plan {
     at: u64,
     /// Most pods that it could have.
     most: u64,
+    /// Of a job: pods of its second task, and fewest of each task that may run, where it says so.
+    second: u64,
+    minima: Option<(u64, u64)>,
 }
 
 impl Workload {
@@ -109,6 +116,7 @@ impl Workload {
             first: Vec::new(),
             steps: Vec::new(),
             last: Vec::new(),
+            leftovers: Vec::new(),
             work_ms: 0,
             has_plain_node: random.per_mille(400),
             queues: Vec::new(),
@@ -185,6 +193,8 @@ impl Workload {
             run_for_ms: (!random.per_mille(150)).then(|| random.between(1, 25) * 1000),
             at,
             most: 5,
+            second: 0,
+            minima: None,
         };
         if random.per_mille(120) {
             Self::make_impossible(random, &mut plan);
@@ -198,6 +208,12 @@ impl Workload {
             plan.most = self.room(plan.gpus).min(of_ceiling).min(6);
         }
         plan.minimum = if random.per_mille(250) { random.between(1, plan.pods) } else { plan.pods };
+        if plan.pods > 1 && random.per_mille(400) {
+            plan.second = random.between(1, plan.pods - 1);
+            let first = plan.pods - plan.second;
+            let says = random.per_mille(500);
+            plan.minima = says.then(|| (random.between(0, first), random.between(0, plan.second)));
+        }
         self.work_ms += plan.run_for_ms.unwrap_or(0) * plan.pods * 2;
         match random.between(0, 9) {
             0..=3 => self.job(random, &plan),
@@ -229,11 +245,24 @@ impl Workload {
     }
 
     fn job(&mut self, random: &mut Random, plan: &Plan) {
+        let task = |name: &str, replicas: u64, minimum: Option<u64>| {
+            let mut task =
+                json!({ "name": name, "replicas": replicas, "template": { "spec": pod_spec(plan) } });
+            if let Some(minimum) = minimum {
+                task["minAvailable"] = json!(minimum);
+            }
+            task
+        };
+        let minima = plan.minima;
+        let mut tasks = vec![task("worker", plan.pods - plan.second, minima.map(|(first, _)| first))];
+        if plan.second > 0 {
+            tasks.push(task("helper", plan.second, minima.map(|(_, second)| second)));
+        }
         let mut spec = json!({
             "schedulerName": "volcano",
             "minAvailable": plan.minimum,
             "queue": plan.queue,
-            "tasks": [{ "name": "worker", "replicas": plan.pods, "template": { "spec": pod_spec(plan) } }],
+            "tasks": tasks,
         });
         if let Some(class) = plan.priority {
             spec["priorityClassName"] = json!(class);
@@ -242,8 +271,11 @@ impl Workload {
         annotate(&mut object, plan);
         self.steps.push((Time(plan.at), Step::Create(Box::new(object))));
         if random.per_mille(180) {
-            let replicas = random.between(1, plan.most.max(1));
-            let change = Change::Size { replicas, minimum: random.between(1, replicas) };
+            // Of the first task; what the tasks need at least is left as it was.
+            let fewest = plan.minima.map_or(1, |(first, _)| first.max(1));
+            let replicas = random.between(fewest, plan.most.saturating_sub(plan.second).max(fewest));
+            let minimum = random.between(1, replicas + plan.second);
+            let change = Change::Size { replicas, minimum };
             let at = plan.at + random.between(0, 40_000);
             self.steps.push((Time(at), Step::Change(Kind::Job, plan.name.clone(), change)));
         }
@@ -252,6 +284,10 @@ impl Workload {
 
     fn group(&mut self, random: &mut Random, plan: &Plan, within_ms: u64) {
         let mut spec = json!({ "minMember": plan.minimum, "queue": plan.queue });
+        let tasks = plan.minima.filter(|_| plan.second > 0);
+        if let Some((first, second)) = tasks {
+            spec["minTaskMember"] = json!({ "worker": first, "helper": second });
+        }
         if let Some(class) = plan.priority {
             spec["priorityClassName"] = json!(class);
         }
@@ -271,6 +307,10 @@ impl Workload {
             let mut pod = Object::new(Kind::Pod, NAMESPACE, &name).with_spec(pod_spec(plan));
             annotate(&mut pod, plan);
             pod.metadata.annotations.insert(GROUP_NAME.to_owned(), plan.name.clone());
+            if tasks.is_some() {
+                let task = if index < plan.second { "helper" } else { "worker" };
+                pod.metadata.annotations.insert(TASK_SPEC.to_owned(), task.to_owned());
+            }
             let is_added = index >= plan.pods;
             let late = random.between(
                 0,
@@ -289,11 +329,12 @@ impl Workload {
             ));
             names.push(name);
         }
-        self.finish(random, plan, Kind::Pod, &names);
-        if random.per_mille(50) {
+        if random.per_mille(80) {
             let at = plan.at + random.between(0, 30_000);
             self.steps.push((Time(at), Step::Delete(Kind::PodGroup, plan.name.clone())));
-            self.last.extend(names.iter().map(|name| Step::Delete(Kind::Pod, name.clone())));
+            self.leftovers.extend(names.iter().map(|name| Step::Delete(Kind::Pod, name.clone())));
+        } else {
+            self.finish(random, plan, Kind::Pod, &names);
         }
     }
 

@@ -10,6 +10,7 @@ use phalanx_core::Settings;
 use phalanx_core::event::Event;
 
 use crate::agent::Host;
+use crate::checkers::heal::healed_within;
 use crate::checkers::liveness::is_done;
 use crate::checkers::{Checkers, End};
 use crate::coordinator::{Flight, Lane, Process};
@@ -76,6 +77,8 @@ pub(crate) enum Happening {
     TakeOver { incarnation: u64 },
     /// A coordinator that was replaced notices it.
     LearnsOfLoss { incarnation: u64 },
+    /// The driver of a machine tells of its GPUs again.
+    DriverIsBack { node: NodeName },
     /// A GPU is as it was.
     GpuBack { node: NodeName, gpu: GpuId },
     /// From now on nothing goes wrong.
@@ -112,7 +115,7 @@ pub struct Report {
     pub counts: BTreeMap<String, u64>,
     /// Steps done.
     pub steps: u64,
-    /// Actions and writes of coordinators.
+    /// Actions and writes that coordinators came to while faults happen.
     pub actions: u64,
     /// What the coordinators did, one after the other, as `phalanx-coordinator replay` reads it; where it was asked for.
     pub recording: Vec<u8>,
@@ -130,7 +133,7 @@ pub(crate) struct World {
     pub(crate) api: FakeApi,
     /// The coordinator's processes, by incarnation: the last one leads, others do not know yet that they do not.
     pub(crate) processes: BTreeMap<u64, Process>,
-    /// Actions and writes done by coordinators so far, and after which of them one crashes.
+    /// Actions and writes that coordinators came to while faults happen, and before which of them one crashes.
     pub(crate) actions_done: u64,
     pub(crate) crash_at_action: Option<u64>,
     pub(crate) hosts: BTreeMap<NodeName, Host>,
@@ -148,6 +151,7 @@ pub(crate) struct World {
     serial: u64,
     checkers: Checkers,
     last: Vec<Step>,
+    leftovers: Vec<Step>,
     /// Steps of users that are still due.
     users_left: usize,
     /// When users last took something back.
@@ -195,7 +199,6 @@ impl World {
         let settings = Settings { binding_deadline_ms, ..Settings::default() };
         let mut world = Self {
             now: Time(0),
-
             rates,
             settings,
             api: FakeApi::new(FaultPlan::seeded(random.bits(), rates.api)),
@@ -217,8 +220,9 @@ impl World {
             due: BTreeMap::new(),
             serial: 0,
             checkers: Checkers::default(),
-            users_left: workload.steps.len() + workload.last.len(),
+            users_left: workload.steps.len() + workload.last.len() + workload.leftovers.len(),
             last: workload.last,
+            leftovers: workload.leftovers,
             tidied_at: Time(0),
             work_ms: workload.work_ms,
             faults_stop,
@@ -338,6 +342,7 @@ impl World {
             Happening::CoordinatorNotices { link } => self.coordinator_notices(link),
             Happening::TakeOver { incarnation } => self.take_over(incarnation),
             Happening::LearnsOfLoss { incarnation } => self.learn_of_loss(incarnation),
+            Happening::DriverIsBack { node } => self.read_hardware(&node),
             Happening::GpuBack { node, gpu } => self.gpu_back(&node, gpu),
             Happening::FaultsStop => self.stop_faults(),
             Happening::Tidy => self.tidy(),
@@ -360,6 +365,11 @@ impl World {
         let first = LAST_DELETIONS_MS;
         for (at, step) in std::mem::take(&mut self.last).into_iter().enumerate() {
             self.after(first + at as u64, Happening::User(step));
+        }
+        // Whatever must become of these without their users has become of them by then.
+        let healed = first + healed_within(self.settings.binding_deadline_ms).0;
+        for (at, step) in std::mem::take(&mut self.leftovers).into_iter().enumerate() {
+            self.after(healed + at as u64, Happening::User(step));
         }
         self.after(first * 2, Happening::Tidy);
     }
@@ -400,6 +410,7 @@ impl World {
             self.fail(checker, message);
         }
         self.facts.started.clear();
+        self.facts.evicted.clear();
     }
 
     fn check_end(&mut self, late_writes: u64) {
@@ -419,8 +430,8 @@ impl World {
             for (name, group) in &self.facts.groups {
                 let pods = self.facts.pods.values().filter(|pod| pod.gang == *name).count();
                 let text = format_args!(
-                    "at the end: the API has gang {name}, minimum {}, {pods} pods",
-                    group.min_member
+                    "at the end: the API has gang {name}, it needs {:?}, and has {pods} pods",
+                    group.need
                 );
                 self.log.line(self.now, text);
             }

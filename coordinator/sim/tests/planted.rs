@@ -72,6 +72,25 @@ fn coordinators_that_die() -> Rates {
     }
 }
 
+/// Leaders that take over from others that do not know it yet, and whose calls are late.
+fn coordinators_that_take_over() -> Rates {
+    Rates {
+        coordinator_pause: 20,
+        take_over: 800,
+        survival: 900,
+        survival_ms: 8_000,
+        coordinator_crash: 15,
+        away_ms: 1_500,
+        ..Rates::default()
+    }
+}
+
+/// An API that refuses what it is asked for again and again.
+fn bindings_that_fail() -> Rates {
+    let api = FaultRates { refused: 600, ..FaultRates::default() };
+    Rates { api, pods_fail: 300, survival_ms: 50, away_ms: 500, ..Rates::default() }
+}
+
 /// Connections that break all the time, and agents that die.
 fn links_that_break() -> Rates {
     Rates { link_break: 80, agent_crash: 20, survival_ms: 50, away_ms: 1_500, ..Rates::default() }
@@ -119,6 +138,8 @@ const fn finder(bug: Bug) -> Finder {
         Bug::NeverRetry | Bug::OtherNodesGpus | Bug::SilentReason => Finder::Seeds(&["liveness"]),
         Bug::ForgetStrangers => Finder::Seeds(&["leaks", "liveness"]),
         Bug::SamePlaceTwice => Finder::Seeds(&["liveness"]),
+        Bug::IgnoreForeignPlans => Finder::SeedsWith(&["heal", "leaks"], coordinators_that_take_over),
+        Bug::EvictGrown => Finder::SeedsWith(&["eviction"], bindings_that_fail),
         Bug::FinalizeRunning => Finder::Seeds(&["ownership"]),
         Bug::TimeoutIsDone => Finder::SeedsWith(&["ownership", "all_or_nothing"], an_api_that_is_slow),
     }

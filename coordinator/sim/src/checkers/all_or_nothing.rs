@@ -1,12 +1,13 @@
 //! A gang is bound whole or not at all, and none of its pods starts before its minimum is bound.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use phalanx_common::gang::PodPhase;
 use phalanx_common::ids::{GangName, PodUid};
 use phalanx_common::units::{Millis, Time};
 
-use crate::facts::Facts;
+use crate::facts::{Facts, Need};
 
 /// A pod that was deleted counts as bound for so long: the coordinator learns of its deletion later, and decides
 /// by what it knows.
@@ -17,21 +18,22 @@ const MINIMUM_LAG_MS: Millis = Millis(60_000);
 /// What is remembered of a gang.
 #[derive(Clone, Debug, Default)]
 struct Memory {
-    /// The lowest minimum that counts now.
-    min_member: u32,
-    /// Minima and when they were last in force.
-    minima: BTreeMap<u32, Time>,
+    /// What it needs and needed, and when each was last in force.
+    needs: BTreeMap<Need, Time>,
     /// Its minimum was bound since it last had no bound pod: what is missing now has ended or was deleted.
     was_whole: bool,
     /// When each of its pods was last seen bound.
-    bound: BTreeMap<PodUid, Time>,
+    bound: BTreeMap<PodUid, (Time, Arc<str>)>,
 }
 
 /// Bound pods of a gang now.
-#[derive(Clone, Copy, Debug, Default)]
-struct Count {
+#[derive(Clone, Debug, Default)]
+struct Count<'f> {
     live: u32,
-    succeeded: u32,
+    /// Those of them that the coordinator bound.
+    ours: u32,
+    /// Tasks of those that ended well.
+    succeeded: Vec<&'f str>,
 }
 
 /// The checker.
@@ -46,56 +48,74 @@ impl AllOrNothing {
     /// # Errors
     /// The gang and its numbers.
     pub fn check(&mut self, facts: &Facts) -> Result<(), String> {
-        let mut counts: BTreeMap<&GangName, Count> = BTreeMap::new();
-        for pod in facts.pods.values() {
+        let mut counts: BTreeMap<&GangName, Count<'_>> = BTreeMap::new();
+        for (uid, pod) in &facts.pods {
             let count = counts.entry(&pod.gang).or_default();
             count.live += u32::from(pod.is_live());
-            count.succeeded += u32::from(pod.phase == PodPhase::Succeeded);
+            count.ours += u32::from(pod.is_live() && !facts.by_hand.contains(uid));
+            if pod.phase == PodPhase::Succeeded {
+                count.succeeded.push(&pod.task);
+            }
         }
         for (name, group) in &facts.groups {
             let memory = self.gangs.entry(name.clone()).or_default();
-            memory.minima.insert(group.min_member, facts.now);
-            memory.minima.retain(|_, last| *last + MINIMUM_LAG_MS >= facts.now);
-            memory.min_member = memory.minima.keys().next().copied().unwrap_or(group.min_member);
+            memory.needs.insert(group.need.clone(), facts.now);
+            memory.needs.retain(|_, last| *last + MINIMUM_LAG_MS >= facts.now);
         }
-        self.gangs.retain(|name, _| !facts.bound_by_hand.contains(name));
         self.gangs.retain(|name, _| facts.groups.contains_key(name) || counts.contains_key(name));
         for (uid, pod) in facts.pods.iter().filter(|(_, pod)| pod.is_live()) {
             if let Some(memory) = self.gangs.get_mut(&pod.gang) {
-                memory.bound.insert(uid.clone(), facts.now);
+                memory.bound.insert(uid.clone(), (facts.now, Arc::clone(&pod.task)));
             }
         }
         for (name, memory) in &mut self.gangs {
-            let count = counts.get(name).copied().unwrap_or_default();
-            let succeeded =
-                |uid: &PodUid| facts.pods.get(uid).is_some_and(|pod| pod.phase == PodPhase::Succeeded);
-            memory.bound.retain(|uid, seen| *seen + LAG_MS >= facts.now && !succeeded(uid));
-            let bound = u32::try_from(memory.bound.len()).unwrap_or(u32::MAX) + count.succeeded;
-            if count.live == 0 && bound < memory.min_member {
-                memory.was_whole = false;
-            } else if bound >= memory.min_member {
-                memory.was_whole = true;
-            } else if count.live > 0
-                && !memory.was_whole
-                && !facts.plans.contains(name)
-                && facts.groups.contains_key(name)
-            {
-                return Err(format!(
-                    "{bound} pods of gang {name} are bound, its minimum is {}, and it has no plan",
-                    memory.min_member
-                ));
-            }
+            let count = counts.remove(name).unwrap_or_default();
+            memory.look(facts, name, &count)?;
         }
-        for uid in &facts.started {
+        self.check_starts(facts)
+    }
+
+    /// None of its pods starts before the gang is whole.
+    fn check_starts(&self, facts: &Facts) -> Result<(), String> {
+        for uid in facts.started.iter().filter(|uid| !facts.by_hand.contains(*uid)) {
             let Some(pod) = facts.pods.get(uid) else { continue };
             let Some(memory) = self.gangs.get(&pod.gang) else { continue };
             if pod.is_live() && !memory.was_whole {
-                let count = counts.get(&pod.gang).copied().unwrap_or_default();
                 return Err(format!(
-                    "pod {} starts while {} pods of gang {} are bound; its minimum is {}",
-                    pod.name, count.live, pod.gang, memory.min_member
+                    "pod {} starts while {} pods of gang {} are bound; it needs {:?}",
+                    pod.name,
+                    memory.bound.len(),
+                    pod.gang,
+                    memory.needs.keys()
                 ));
             }
+        }
+        Ok(())
+    }
+}
+
+impl Memory {
+    /// Looks at one gang. What somebody else bound counts as bound, and needs no plan.
+    fn look(&mut self, facts: &Facts, name: &GangName, count: &Count<'_>) -> Result<(), String> {
+        let succeeded =
+            |uid: &PodUid| facts.pods.get(uid).is_some_and(|pod| pod.phase == PodPhase::Succeeded);
+        self.bound.retain(|uid, (seen, _)| *seen + LAG_MS >= facts.now && !succeeded(uid));
+        let tasks = || self.bound.values().map(|(_, task)| &**task).chain(count.succeeded.iter().copied());
+        let is_whole = self.needs.keys().any(|need| need.is_met(tasks()));
+        if is_whole {
+            self.was_whole = true;
+        } else if count.live == 0 {
+            self.was_whole = false;
+        } else if count.ours > 0
+            && !self.was_whole
+            && !facts.plans.contains_key(name)
+            && facts.groups.contains_key(name)
+        {
+            return Err(format!(
+                "{} pods of gang {name} are bound, it needs {:?}, and it has no plan",
+                self.bound.len() + count.succeeded.len(),
+                self.needs.keys()
+            ));
         }
         Ok(())
     }

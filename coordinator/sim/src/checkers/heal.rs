@@ -37,20 +37,28 @@ impl Heal {
     }
 }
 
+/// Nothing that was begun is half done for longer than this.
+#[must_use]
+pub fn healed_within(binding_deadline_ms: Millis) -> Millis {
+    Millis(binding_deadline_ms.0 + SLACK_MS.0)
+}
+
 /// All that is half done, and how long it may be so.
 fn half_done(facts: &Facts) -> BTreeMap<String, Millis> {
     let mut all = BTreeMap::new();
-    let committed = Millis(facts.binding_deadline_ms.0 + SLACK_MS.0);
-    for gang in facts.plans.difference(&facts.late_plans) {
+    let committed = healed_within(facts.binding_deadline_ms);
+    for gang in facts.plans.keys() {
         all.insert(format!("the plan of gang {gang} stands"), committed);
     }
     for pod in facts.pods.values().filter(|pod| pod.deleting) {
         all.insert(format!("pod {} is being deleted", pod.name), SLACK_MS);
     }
     for (uid, pod) in &facts.pods {
-        let is_whole = !facts.plans.contains(&pod.gang) && pod.lease.is_some();
-        if pod.is_live() && is_whole && !facts.running.contains_key(uid) {
-            all.insert(format!("pod {} is bound and does not run", pod.name), SLACK_MS);
+        let is_committed = !facts.plans.contains_key(&pod.gang) && pod.lease.is_some();
+        if pod.is_live() && is_committed && !facts.running.contains_key(uid) {
+            // Where the PodGroup is gone nobody knows whether it was ever whole: it is given the time of a binding.
+            let bound = if facts.groups.contains_key(&pod.gang) { SLACK_MS } else { committed };
+            all.insert(format!("pod {} is bound and does not run", pod.name), bound);
         }
     }
     for (node, leases) in &facts.leases {

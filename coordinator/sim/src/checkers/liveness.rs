@@ -31,11 +31,13 @@ pub fn is_done(facts: &Facts) -> bool {
 #[must_use]
 pub fn short_of_pods(facts: &Facts) -> Vec<GangName> {
     let is_short = |(name, group): &(&GangName, &GroupFact)| {
-        let useful = pods_of(facts, name).filter(|pod| pod.phase != PodPhase::Failed).count();
+        let is_useful = |pod: &&PodFact| pod.phase != PodPhase::Failed;
+        let useful = pods_of(facts, name).filter(is_useful).count();
+        let is_enough = group.need.is_met(pods_of(facts, name).filter(is_useful).map(|pod| &*pod.task));
         // One of which somebody else bound a pod may have enough pods, and too few of one of its tasks.
         let by_hand = facts.bound_by_hand.contains(*name) && unfinished(facts, name, group).is_some();
         (by_hand || group.job.is_none() || useful < pods_of(facts, name).count())
-            && (by_hand || u32::try_from(useful).unwrap_or(u32::MAX) < group.min_member)
+            && (by_hand || !is_enough)
             && !pods_of(facts, name).any(PodFact::is_live)
     };
     facts.groups.iter().filter(is_short).map(|(name, _)| name.clone()).collect()
@@ -64,8 +66,8 @@ fn unfinished(facts: &Facts, name: &GangName, group: &GroupFact) -> Option<Strin
     if awaits_pods && pods().next().is_none() {
         return Some(format!("the pods of gang {name} were never made"));
     }
-    let useful = pods().filter(|pod| pod.phase != PodPhase::Failed).count();
-    let is_enough = u32::try_from(useful).unwrap_or(u32::MAX) >= group.min_member;
+    let useful = pods().filter(|pod| pod.phase != PodPhase::Failed);
+    let is_enough = group.need.is_met(useful.map(|pod| &*pod.task));
     let open = pods().find(|pod| !pod.phase.is_terminal() && (is_enough || pod.node.is_some()))?;
     Some(format!("pod {} of gang {name} has not ended: {:?} on {:?}", open.name, open.phase, open.node))
 }

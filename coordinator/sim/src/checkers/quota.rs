@@ -1,5 +1,5 @@
-//! What the bound pods of a queue ask for never passes the queue's ceiling. A ceiling that was lowered holds for what
-//! is decided from then on: it stops nothing that runs, and a Binding on its way may still come.
+//! What the pods of a queue ask for never passes the queue's ceiling. A ceiling that was lowered holds for what is
+//! decided from then on: it stops nothing that has its place.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use phalanx_common::units::{Millis, Time};
 
 use crate::facts::Facts;
 
-/// A ceiling counts for so long after it was changed: as long as a placement may take that was begun under it.
-const GRACE_MS: Millis = Millis(150_000);
+/// A ceiling counts for so long after it was changed: until then a coordinator may not have heard of it.
+const LAG_MS: Millis = Millis(15_000);
 
-/// What is remembered of a queue.
-#[derive(Debug, Default)]
-struct Memory {
-    /// Ceilings and when they were last in force; `None` = there was no queue, and no ceiling.
-    ceilings: Vec<(Time, Option<Resources>)>,
-    /// What was used above a ceiling that was lowered: it may shrink, and never grow.
-    above: BTreeMap<String, u64>,
+/// A ceiling of a queue and when it was in force.
+#[derive(Clone, Debug)]
+struct Ceiling {
+    from: Time,
+    until: Time,
+    /// `None` = there was no queue: a gang that runs may grow without a limit then.
+    most: Option<Resources>,
 }
 
-/// The checker.
+/// The checker, with the ceilings that each queue ever had.
 #[derive(Debug, Default)]
 pub struct Quota {
-    queues: BTreeMap<String, Memory>,
+    queues: BTreeMap<String, Vec<Ceiling>>,
 }
 
 impl Quota {
@@ -32,58 +32,63 @@ impl Quota {
     /// # Errors
     /// The queue, the resource and the amounts.
     pub fn check(&mut self, facts: &Facts) -> Result<(), String> {
-        let mut used: BTreeMap<&str, Resources> = BTreeMap::new();
+        for queue in facts.capability.keys() {
+            self.queues.entry(queue.clone()).or_default();
+        }
+        for (queue, ceilings) in &mut self.queues {
+            let most = facts.capability.get(queue);
+            if ceilings.last().is_some_and(|last| last.most.as_ref() == most) {
+                continue;
+            }
+            if let Some(last) = ceilings.last_mut() {
+                last.until = facts.now;
+            }
+            ceilings.push(Ceiling { from: facts.now, until: Time(u64::MAX), most: most.cloned() });
+        }
+        // What each queue's pods ask for, by when their places were decided.
+        let mut used: BTreeMap<&str, BTreeMap<Time, Resources>> = BTreeMap::new();
         for (uid, pod) in &facts.pods {
             let holds = pod.is_live() || (facts.running.contains_key(uid) && !facts.ended.contains(uid));
-            let is_ours = !facts.bound_by_hand.contains(&pod.gang);
-            let Some(group) = facts.groups.get(&pod.gang).filter(|_| holds && is_ours) else { continue };
-            used.entry(group.queue.as_str()).or_default().add(&pod.request);
+            let Some(group) = facts.groups.get(&pod.gang).filter(|_| holds) else { continue };
+            let Some(at) = pod.lease.and_then(|lease| facts.decided.get(&lease)) else { continue };
+            used.entry(group.queue.as_str()).or_default().entry(*at).or_default().add(&pod.request);
         }
-        for queue in facts.capability.keys().map(String::as_str).chain(used.keys().copied()) {
-            if !self.queues.contains_key(queue) {
-                self.queues.insert(queue.to_owned(), Memory::default());
-            }
-        }
-        for (name, memory) in &mut self.queues {
-            memory.look(facts.now, facts.capability.get(name.as_str()));
-            let Some(used) = used.get(name.as_str()) else {
-                memory.above.clear();
-                continue;
-            };
-            memory.check(used).map_err(|text| format!("queue {name}: {text}"))?;
+        for (queue, decisions) in used {
+            let Some(ceilings) = self.queues.get(queue) else { continue };
+            check_decisions(ceilings, &decisions).map_err(|text| format!("queue {queue}: {text}"))?;
         }
         Ok(())
     }
 }
 
-impl Memory {
-    fn look(&mut self, now: Time, ceiling: Option<&Resources>) {
-        self.ceilings.retain(|(last, _)| *last + GRACE_MS >= now);
-        match self.ceilings.iter_mut().find(|(_, known)| known.as_ref() == ceiling) {
-            Some((last, _)) => *last = now,
-            None => self.ceilings.push((now, ceiling.cloned())),
-        }
-    }
-
-    fn check(&mut self, used: &Resources) -> Result<(), String> {
-        for (resource, amount) in used.iter() {
-            let resource = resource.as_str();
-            // No ceiling, or one that does not name the resource, is no limit.
-            let limits = self.ceilings.iter().map(|(_, ceiling)| {
-                let named = ceiling.as_ref()?.iter().find(|(name, _)| name.as_str() == resource)?;
-                Some(named.1)
-            });
-            let limits: Option<Vec<u64>> = limits.collect();
-            let Some(limit) = limits.and_then(|limits| limits.into_iter().max()) else {
-                self.above.insert(resource.to_owned(), amount);
-                continue;
-            };
-            let allowed = self.above.get(resource).copied().unwrap_or(0).max(limit);
-            if amount > allowed {
-                return Err(format!("its bound pods ask for {amount} {resource}, its ceiling is {limit}"));
+/// Whoever was given a place had room for it beside those that had theirs before.
+fn check_decisions(ceilings: &[Ceiling], decisions: &BTreeMap<Time, Resources>) -> Result<(), String> {
+    let mut sum = Resources::default();
+    for (at, request) in decisions {
+        sum.add(request);
+        // Who asks for nothing of what there is too much of takes nothing from anybody.
+        let is_asked =
+            |resource: &str| request.iter().any(|(name, asked)| name.as_str() == resource && asked > 0);
+        for (resource, amount) in sum.iter().filter(|(resource, _)| is_asked(resource.as_str())) {
+            if let Some(limit) = limit(ceilings, *at, resource.as_str()).filter(|limit| amount > *limit) {
+                return Err(format!(
+                    "its bound pods ask for {amount} {resource}, its ceiling was {limit} when the last of them was \
+                     placed at {} ms",
+                    at.0
+                ));
             }
-            self.above.insert(resource.to_owned(), amount);
         }
-        Ok(())
     }
+    Ok(())
+}
+
+/// The highest ceiling that may have been known at a time; `None` where a resource may have had none.
+fn limit(ceilings: &[Ceiling], at: Time, resource: &str) -> Option<u64> {
+    let known = ceilings.iter().filter(|ceiling| ceiling.from <= at && at - ceiling.until <= LAG_MS);
+    let limits: Option<Vec<u64>> = known
+        .map(|ceiling| {
+            ceiling.most.as_ref()?.iter().find(|(name, _)| name.as_str() == resource).map(|(_, most)| most)
+        })
+        .collect();
+    limits.and_then(|limits| limits.into_iter().max())
 }

@@ -1,0 +1,129 @@
+//! The coordinator deletes a bound pod only where its gang was cut short and its binding deadline has passed, or where
+//! the pod's GPU is not there any more. A gang that runs is left alone, whatever it has lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use phalanx_common::gang::PodPhase;
+use phalanx_common::ids::{GangName, PodUid};
+use phalanx_common::units::{Millis, Time};
+
+use crate::facts::{Evicted, Facts, Need, PodFact};
+
+/// A need that was changed counts for so long: what was decided under it is still being done.
+const NEED_LAG_MS: Millis = Millis(60_000);
+/// A plan that went, and a GPU that is back, count for so long: an eviction that was decided before may be tried again.
+const GONE_LAG_MS: Millis = Millis(60_000);
+/// Coordinators' clocks are set wrong by so much at most, and one part in this many too fast.
+const SKEW_MS: u64 = 10_000;
+const DRIFT: u64 = 20;
+
+/// What is remembered of a gang.
+#[derive(Clone, Debug, Default)]
+struct Memory {
+    /// What it needs and needed, and when each was last in force.
+    needs: BTreeMap<Need, Time>,
+    /// Some pod of it has run since it last had no bound pod: who let it start knew that the gang was whole.
+    has_run: bool,
+    /// The first binding deadline of its plan since there was none, and when it was last there.
+    plan: Option<(Time, Time)>,
+    has_plan: bool,
+}
+
+/// The checker.
+#[derive(Debug, Default)]
+pub struct Eviction {
+    gangs: BTreeMap<GangName, Memory>,
+}
+
+impl Eviction {
+    /// Looks at the facts.
+    ///
+    /// # Errors
+    /// The pod, and why it should have stayed.
+    pub fn check(&mut self, facts: &Facts) -> Result<(), String> {
+        for (name, group) in &facts.groups {
+            let memory = self.gangs.entry(name.clone()).or_default();
+            memory.needs.insert(group.need.clone(), facts.now);
+            memory.needs.retain(|_, last| *last + NEED_LAG_MS >= facts.now);
+        }
+        for (name, deadline) in &facts.plans {
+            let memory = self.gangs.entry(name.clone()).or_default();
+            let before = memory.plan.filter(|_| memory.has_plan);
+            memory.plan = Some((before.map_or(*deadline, |(before, _)| before.min(*deadline)), facts.now));
+        }
+        for (name, memory) in &mut self.gangs {
+            memory.has_plan = facts.plans.contains_key(name);
+        }
+        for evicted in &facts.evicted {
+            let memory = self.gangs.entry(evicted.pod.gang.clone()).or_default();
+            if let Some(why) = why_wrong(facts, evicted, memory) {
+                return Err(format!("pod {} was evicted, and {why}", evicted.pod.name));
+            }
+        }
+        self.remember_runs(facts);
+        Ok(())
+    }
+
+    fn remember_runs(&mut self, facts: &Facts) {
+        let mut live = BTreeSet::new();
+        for (uid, pod) in facts.pods.iter().filter(|(_, pod)| pod.is_live()) {
+            live.insert(&pod.gang);
+            let runs =
+                facts.running.contains_key(uid) || (pod.lease.is_none() && pod.phase == PodPhase::Running);
+            if runs && !facts.by_hand.contains(uid) {
+                self.gangs.entry(pod.gang.clone()).or_default().has_run = true;
+            }
+        }
+        for (name, memory) in &mut self.gangs {
+            memory.has_run &= live.contains(name);
+        }
+    }
+}
+
+/// What is wrong with an eviction.
+fn why_wrong(facts: &Facts, evicted: &Evicted, memory: &Memory) -> Option<String> {
+    let Evicted { uid, pod, by_leader } = evicted;
+    if !by_leader || pod.phase.is_terminal() {
+        return None;
+    }
+    if pod.node.is_none() {
+        return Some("was not bound".to_owned());
+    }
+    let is_missing =
+        |gpu| facts.missing_until.get(gpu).is_some_and(|until| *until + GONE_LAG_MS >= facts.now);
+    if pod.gpus.iter().any(is_missing) {
+        return None;
+    }
+    let has_group = facts.groups.contains_key(&pod.gang);
+    if !has_group && !memory.has_run {
+        // Nobody can tell whether it was ever whole.
+        return None;
+    }
+    let counted = bound_before(facts, uid, pod);
+    let is_whole = !memory.needs.is_empty()
+        && memory.needs.keys().all(|need| need.is_met(counted.iter().map(|pod| &*pod.task)));
+    if is_whole && memory.has_run {
+        return Some(format!("its gang {} is whole and runs", pod.gang));
+    }
+    let lag = Millis(SKEW_MS + facts.now.0 / DRIFT);
+    match memory.plan {
+        Some((deadline, _)) if facts.now + lag < deadline => {
+            Some(format!("the binding deadline of gang {} is {} ms", pod.gang, deadline.0))
+        }
+        Some((_, last)) if last + GONE_LAG_MS >= facts.now => None,
+        Some(_) | None if has_group => Some(format!("its gang {} has no plan that was cut short", pod.gang)),
+        Some(_) | None => None,
+    }
+}
+
+/// Pods of the gang that were bound or had ended well, before this one and others were evicted just now.
+fn bound_before<'f>(facts: &'f Facts, uid: &PodUid, pod: &'f PodFact) -> Vec<&'f PodFact> {
+    let others = facts.pods.iter().filter(|(other, fact)| *other != uid && fact.gang == pod.gang);
+    let now = facts.evicted.iter().map(|evicted| &evicted.uid).collect::<BTreeSet<_>>();
+    let counts = others.filter(|(other, fact)| {
+        fact.is_live()
+            || fact.phase == PodPhase::Succeeded
+            || (now.contains(other) && !fact.phase.is_terminal())
+    });
+    counts.map(|(_, fact)| fact).chain([pod]).collect()
+}
