@@ -96,6 +96,8 @@ pub enum PodReport {
     Started {
         /// The node.
         node: NodeName,
+        /// The agent's session: what an older one said may be read after what a newer one said.
+        session: u64,
         /// The pod.
         pod: PodUid,
     },
@@ -119,6 +121,8 @@ pub enum PodReport {
     LeaseGone {
         /// The node.
         node: NodeName,
+        /// The agent's session.
+        session: u64,
         /// The lease.
         lease: LeaseId,
     },

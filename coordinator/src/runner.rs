@@ -64,10 +64,10 @@ pub async fn run<A: Api>(
             },
             report = reports.recv() => {
                 let Some(report) = report else { return };
-                seen.ledger.report(report, &seen.objects);
+                seen.ledger.report(report);
                 for _ in 1..BATCH_REPORTS {
                     let Ok(report) = reports.try_recv() else { break };
-                    seen.ledger.report(report, &seen.objects);
+                    seen.ledger.report(report);
                 }
             }
             () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => {}
@@ -137,8 +137,8 @@ fn must_try_again(verb: &str, target: &str, error: &ApiError) -> bool {
             false
         }
         // What it met comes by the watch; where that is late, or there is no object yet to be told of, the next look
-        // is not.
-        ApiError::Conflict(_) | ApiError::OtherUid(_) => {
+        // is not. That the disk fails was said by the store, once and not for each write.
+        ApiError::Conflict(_) | ApiError::OtherUid(_) | ApiError::Storage(_) => {
             tracing::debug!(verb, target, %error, "tried again");
             true
         }

@@ -93,14 +93,14 @@ impl Parts {
             });
             self.settle();
             let uid = PodUid::from(pod.metadata.uid.as_str());
-            self.report(PodReport::Started { node: node.clone(), pod: uid.clone() });
+            self.report(PodReport::Started { node: node.clone(), session: 1, pod: uid.clone() });
             if number.is_multiple_of(3) {
                 self.delete(&key);
                 self.report(PodReport::Stopped { node: node.clone(), pod: uid });
             } else {
                 self.report(PodReport::Ended { node: node.clone(), pod: uid, succeeded: true });
             }
-            self.report(PodReport::LeaseGone { node: node.clone(), lease });
+            self.report(PodReport::LeaseGone { node: node.clone(), session: 1, lease });
             if !self.objects.contains_key(&key) && at == 0 {
                 // The other pod went with the job before it was bound.
                 break;
@@ -110,7 +110,7 @@ impl Parts {
     }
 
     fn report(&mut self, report: PodReport) {
-        self.ledger.report(report, &self.objects);
+        self.ledger.report(report);
         self.settle();
     }
 

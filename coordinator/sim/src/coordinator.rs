@@ -351,7 +351,7 @@ impl World {
         self.log.line(self.now, format_args!("coordinator <- {node}: {}", from_agent(&message)));
         let report = match &message {
             FromAgent::PodStarted { pod } => {
-                Some(PodReport::Started { node: node.clone(), pod: pod.clone() })
+                Some(PodReport::Started { node: node.clone(), session, pod: pod.clone() })
             }
             FromAgent::PodEnded { pod, succeeded } => {
                 Some(PodReport::Ended { node: node.clone(), pod: pod.clone(), succeeded: *succeeded })
@@ -360,7 +360,7 @@ impl World {
                 Some(PodReport::Stopped { node: node.clone(), pod: pod.clone() })
             }
             FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
-                Some(PodReport::LeaseGone { node: node.clone(), lease: *lease })
+                Some(PodReport::LeaseGone { node: node.clone(), session, lease: *lease })
             }
             _ => None,
         };

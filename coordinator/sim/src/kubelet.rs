@@ -95,7 +95,7 @@ impl World {
             }
         }
         for report in std::mem::take(&mut kubelet.reports) {
-            kubelet.ledger.report(report, &kubelet.objects);
+            kubelet.ledger.report(report);
         }
         let wanted = kubelet.ledger.look(&kubelet.objects, now);
         let mut writes = wanted.writes;

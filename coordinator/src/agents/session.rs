@@ -237,20 +237,20 @@ impl<'s> Reading<'s> {
 
     /// Sends a message where it belongs. Heartbeats have done their work by arriving.
     async fn forward(&self, message: FromAgent) -> Result<(), Stopped> {
-        let node = self.node.clone();
+        let (node, session) = (self.node.clone(), self.session);
         let report = match &message {
             FromAgent::Heartbeat => return Ok(()),
             FromAgent::Hello(_) => {
                 tracing::debug!(%node, "a second Hello is ignored");
                 return Ok(());
             }
-            FromAgent::PodStarted { pod } => PodReport::Started { node, pod: pod.clone() },
+            FromAgent::PodStarted { pod } => PodReport::Started { node, session, pod: pod.clone() },
             FromAgent::PodEnded { pod, succeeded } => {
                 PodReport::Ended { node, pod: pod.clone(), succeeded: *succeeded }
             }
             FromAgent::PodStopped { pod } => PodReport::Stopped { node, pod: pod.clone() },
             FromAgent::LeaseIs { lease, state: LeaseState::Gone, .. } => {
-                let report = PodReport::LeaseGone { node, lease: *lease };
+                let report = PodReport::LeaseGone { node, session, lease: *lease };
                 self.tell_driver(message).await?;
                 report
             }

@@ -165,6 +165,12 @@ pub fn pod_status(previous: &Value, phase: PodPhase, now: Time) -> Value {
     status
 }
 
+/// When a pod ended.
+#[must_use]
+pub fn pod_end(status: &Value) -> Option<Time> {
+    status.get("endTime").and_then(Value::as_str).and_then(parse_time)
+}
+
 /// When a pod began to run.
 #[must_use]
 pub fn pod_start(status: &Value) -> Option<Time> {

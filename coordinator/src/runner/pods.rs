@@ -3,10 +3,11 @@
 //! A pod with a lease runs where its agent says so. A pod without one (its node has no agent) is taken to run from
 //! the moment its gang is wholly bound, for the time in its annotation.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use phalanx_common::gang::{PodBinding, PodPhase, PodSpec};
-use phalanx_common::ids::{LeaseId, NodeName, PodUid};
+use phalanx_common::ids::{GangName, LeaseId, NodeName, PodUid};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
 
@@ -15,16 +16,21 @@ use crate::agents::PodReport;
 use crate::api::store::{node_name, phase};
 use crate::api::{Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::convert;
-use crate::convert::status::{pod_start, pod_status};
+use crate::convert::status::{pod_end, pod_start, pod_status};
 
 /// Reports kept of pods that are not known, and leases kept that are gone: the oldest is forgotten first.
 const KEPT: usize = 65_536;
+
+/// When something was said: by which session of an agent, and as which of all reports that were read. Sessions of one
+/// process are numbered in their order; the reader of one that was replaced may still hold a report.
+type Said = (u64, u64);
 
 /// What an agent reported of a pod.
 #[derive(Clone, Debug)]
 struct Report {
     node: NodeName,
-    started: bool,
+    /// The last time.
+    started: Option<Said>,
     ended: Option<bool>,
     stopped: bool,
 }
@@ -35,8 +41,11 @@ pub struct PodLedger {
     reports: BTreeMap<String, Report>,
     /// UIDs by age of their first report.
     report_order: VecDeque<String>,
-    gone: BTreeSet<LeaseId>,
+    /// The last time that each was said to be gone.
+    gone: BTreeMap<LeaseId, Said>,
     gone_order: VecDeque<LeaseId>,
+    /// Reports read so far.
+    read: u64,
 }
 
 /// What is to be done.
@@ -60,30 +69,26 @@ impl PodLedger {
 
     /// Takes a report. A lease counts as gone only where its agent says so of this lease: one that a Hello does not
     /// name may have come after it, and then its pod runs.
-    pub fn report(&mut self, report: PodReport, objects: &Objects) {
+    pub fn report(&mut self, report: PodReport) {
+        self.read += 1;
         match report {
-            PodReport::Started { node, pod } => {
-                // An agent that had lost its ledger was given the same lease again.
-                let pods = objects.values().filter(|object| object.kind == Kind::Pod);
-                let mut pods = pods.filter(|object| object.metadata.uid == pod.as_str());
-                let binding = pods.find_map(|object| convert::pod_of_object(object)?.binding);
-                if let Some(lease) =
-                    binding.filter(|binding| binding.node == node).and_then(|here| here.lease)
-                {
-                    self.gone.remove(&lease);
-                }
-                self.of(&pod, node).started = true;
+            PodReport::Started { node, session, pod } => {
+                let said = Some((session, self.read));
+                let report = self.of(&pod, node);
+                report.started = report.started.max(said);
             }
             PodReport::Ended { node, pod, succeeded } => self.of(&pod, node).ended = Some(succeeded),
             PodReport::Stopped { node, pod } => self.of(&pod, node).stopped = true,
-            PodReport::LeaseGone { lease, .. } => self.lease_gone(lease),
+            PodReport::LeaseGone { session, lease, .. } => self.lease_gone(lease, (session, self.read)),
         }
     }
 
-    fn lease_gone(&mut self, lease: LeaseId) {
-        if !self.gone.insert(lease) {
+    fn lease_gone(&mut self, lease: LeaseId, said: Said) {
+        if let Some(before) = self.gone.get_mut(&lease) {
+            *before = said.max(*before);
             return;
         }
+        self.gone.insert(lease, said);
         self.gone_order.push_back(lease);
         if self.gone_order.len() > KEPT
             && let Some(oldest) = self.gone_order.pop_front()
@@ -102,7 +107,7 @@ impl PodLedger {
                 self.reports.remove(&oldest);
             }
         }
-        let fresh = Report { node: node.clone(), started: false, ended: None, stopped: false };
+        let fresh = Report { node: node.clone(), started: None, ended: None, stopped: false };
         let report = self.reports.entry(uid).or_insert_with(|| fresh.clone());
         if report.node != node {
             // A UID is bound once: one of the two nodes is mistaken, and the API says which (see `look`).
@@ -122,6 +127,7 @@ impl PodLedger {
     #[must_use]
     pub fn look(&self, objects: &Objects, now: Time) -> Wanted {
         let mut wanted = Wanted::default();
+        let started = OnceCell::new();
         for object in objects.values().filter(|object| object.kind == Kind::Pod) {
             // Most pods need nothing, and reading one is the costly part.
             let over = phase(object).is_terminal() && object.metadata.deletion.is_none();
@@ -132,7 +138,7 @@ impl PodLedger {
             let Some(binding) = &pod.binding else { continue };
             match binding.lease {
                 Some(lease) => wanted.writes.extend(self.with_agent(object, &pod, binding, lease, now)),
-                None => without_agent(object, &pod, objects, now, &mut wanted),
+                None => without_agent(object, &pod, (objects, &started), now, &mut wanted),
             }
         }
         wanted
@@ -153,7 +159,7 @@ impl PodLedger {
                 || pod.phase.is_terminal()
                 || ended.is_some()
                 || report.is_some_and(|report| report.stopped)
-                || self.gone.contains(&lease);
+                || self.is_gone(lease, report);
             if over {
                 return Some(Mutation::Finalize { uid: pod.uid.clone() });
             }
@@ -161,20 +167,29 @@ impl PodLedger {
         let phase = match ended {
             Some(true) => PodPhase::Succeeded,
             Some(false) => PodPhase::Failed,
-            None if report.is_some_and(|report| report.started) => PodPhase::Running,
+            None if report.is_some_and(|report| report.started.is_some()) => PodPhase::Running,
             None => return None,
         };
         set_phase(object, pod, phase, now)
     }
+
+    /// An agent that had lost its ledger may have been given the same lease again: then its pod was started later.
+    fn is_gone(&self, lease: LeaseId, report: Option<&Report>) -> bool {
+        let started = report.and_then(|report| report.started);
+        self.gone.get(&lease).is_some_and(|gone| started.is_none_or(|started| started < *gone))
+    }
 }
 
-fn without_agent(object: &Object, pod: &PodSpec, objects: &Objects, now: Time, wanted: &mut Wanted) {
+/// Everything there is, and the gangs of which something has run, once somebody has asked.
+type Known<'a> = (&'a Objects, &'a OnceCell<BTreeSet<GangName>>);
+
+fn without_agent(object: &Object, pod: &PodSpec, known: Known<'_>, now: Time, wanted: &mut Wanted) {
     if pod.deleting {
         wanted.writes.push(Mutation::Finalize { uid: pod.uid.clone() });
         return;
     }
     match pod.phase {
-        PodPhase::Pending if gang_is_bound(pod, objects) => {
+        PodPhase::Pending if gang_is_bound(pod, known) => {
             wanted.writes.extend(set_phase(object, pod, PodPhase::Running, now));
         }
         PodPhase::Running => {
@@ -192,9 +207,11 @@ fn without_agent(object: &Object, pod: &PodSpec, objects: &Objects, now: Time, w
 
 /// The plan is written before the first pod is bound. It is removed when all are, or when the binding was rolled
 /// back: then the pod is deleted before.
-fn gang_is_bound(pod: &PodSpec, objects: &Objects) -> bool {
+fn gang_is_bound(pod: &PodSpec, (objects, started): Known<'_>) -> bool {
     let group = ObjectKey::new(Kind::PodGroup, &pod.gang.namespace, &pod.gang.name);
-    if !objects.contains_key(&group) && !has_started(pod, objects) {
+    if !objects.contains_key(&group)
+        && !started.get_or_init(|| gangs_that_started(objects)).contains(&pod.gang)
+    {
         // The plan went with the PodGroup: that there is none shows nothing.
         return false;
     }
@@ -203,12 +220,20 @@ fn gang_is_bound(pod: &PodSpec, objects: &Objects) -> bool {
     !matches!(plan, Some(Ok(plan)) if plan.pods.iter().any(|planned| planned.pod == pod.uid))
 }
 
-/// True where a pod of the same gang was let start before: the gang was whole then.
-fn has_started(pod: &PodSpec, objects: &Objects) -> bool {
-    let pods =
-        objects.values().filter(|object| object.kind == Kind::Pod && phase(object) != PodPhase::Pending);
-    pods.filter_map(|object| convert::pod_of_object(object))
-        .any(|other| other.gang == pod.gang && other.binding.is_some())
+/// Gangs of which a pod was let start before: each was whole then.
+fn gangs_that_started(objects: &Objects) -> BTreeSet<GangName> {
+    let pods = objects.values().filter(|object| object.kind == Kind::Pod && has_run(object));
+    let pods = pods.filter_map(|object| convert::pod_of_object(object));
+    pods.filter(|pod| pod.binding.is_some()).map(|pod| pod.gang).collect()
+}
+
+/// A pod may also fail because it could not start at all; one that failed at once is taken for such.
+fn has_run(pod: &Object) -> bool {
+    match phase(pod) {
+        PodPhase::Pending => false,
+        PodPhase::Running | PodPhase::Succeeded => true,
+        PodPhase::Failed => pod_start(&pod.status) < pod_end(&pod.status),
+    }
 }
 
 /// The write that moves a pod forward; none where it is there already or past it.
@@ -227,7 +252,7 @@ fn set_phase(object: &Object, pod: &PodSpec, phase: PodPhase, now: Time) -> Opti
 mod tests {
     use std::sync::Arc;
 
-    use phalanx_common::ids::{GangName, Term};
+    use phalanx_common::ids::Term;
     use phalanx_common::plan::{GangPlan, PlannedPod};
     use serde_json::json;
 
@@ -277,12 +302,20 @@ mod tests {
 
     fn after(reports: impl IntoIterator<Item = PodReport>, pods: &Objects) -> Vec<String> {
         let mut ledger = PodLedger::default();
-        reports.into_iter().for_each(|report| ledger.report(report, pods));
+        reports.into_iter().for_each(|report| ledger.report(report));
         told(&ledger.look(pods, NOW))
     }
 
     fn started(node: &str, pod: &str) -> PodReport {
-        PodReport::Started { node: node.into(), pod: format!("uid-{pod}").into() }
+        started_in(1, node, pod)
+    }
+
+    fn started_in(session: u64, node: &str, pod: &str) -> PodReport {
+        PodReport::Started { node: node.into(), session, pod: format!("uid-{pod}").into() }
+    }
+
+    fn gone_in(session: u64, serial: u64) -> PodReport {
+        PodReport::LeaseGone { node: "n".into(), session, lease: lease(serial) }
     }
 
     fn ended(pod: &str, succeeded: bool) -> PodReport {
@@ -309,15 +342,13 @@ mod tests {
         assert!(after([started("n", "a")], &pods).is_empty());
         let stopped = PodReport::Stopped { node: "n".into(), pod: "uid-a".into() };
         assert_eq!(after([started("n", "a"), stopped.clone()], &pods), ["finalize uid-a"]);
-        let gone = PodReport::LeaseGone { node: "n".into(), lease: lease(1) };
-        assert_eq!(after([gone], &pods), ["finalize uid-a"]);
-        let other = PodReport::LeaseGone { node: "n".into(), lease: lease(2) };
-        assert!(after([other], &pods).is_empty());
+        assert_eq!(after([gone_in(1, 1)], &pods), ["finalize uid-a"]);
+        assert!(after([gone_in(1, 2)], &pods).is_empty());
         assert_eq!(after([ended("a", true)], &pods), ["finalize uid-a"]);
         // The report may come before the deletion.
         let mut ledger = PodLedger::default();
         let running = objects([bound("a", Some(lease(1)), "Running")]);
-        ledger.report(stopped, &running);
+        ledger.report(stopped);
         assert!(ledger.look(&running, NOW).writes.is_empty());
         assert_eq!(told(&ledger.look(&pods, NOW)), ["finalize uid-a"]);
     }
@@ -325,20 +356,35 @@ mod tests {
     #[test]
     fn a_lease_that_its_agent_has_again_is_not_gone() {
         let pods = objects([deleting(bound("a", Some(lease(1)), "Running"))]);
-        let lost = PodReport::LeaseGone { node: "n".into(), lease: lease(1) };
-        assert_eq!(after([lost.clone()], &pods), ["finalize uid-a"]);
-        assert!(after([lost, started("n", "a")], &pods).is_empty(), "it runs again");
+        assert_eq!(after([gone_in(1, 1)], &pods), ["finalize uid-a"]);
+        assert!(after([gone_in(1, 1), started("n", "a")], &pods).is_empty(), "it runs again");
+    }
+
+    #[test]
+    fn what_an_older_session_said_is_not_taken_for_news() {
+        let pods = objects([deleting(bound("a", Some(lease(1)), "Running"))]);
+        let late = [gone_in(2, 1), started_in(1, "n", "a")];
+        assert_eq!(after(late, &pods), ["finalize uid-a"], "it ran before the lease went");
+        let late = [started_in(2, "n", "a"), gone_in(1, 1)];
+        assert!(after(late, &pods).is_empty(), "it was started after the lease had gone");
+        // Said twice, with a late one between: kept once, as the newest.
+        let mut ledger = PodLedger::default();
+        for report in [gone_in(2, 1), started_in(1, "n", "a"), gone_in(2, 1), gone_in(1, 1)] {
+            ledger.report(report);
+        }
+        assert_eq!((ledger.gone.len(), ledger.gone_order.len()), (1, 1));
+        assert_eq!(told(&ledger.look(&pods, NOW)), ["finalize uid-a"]);
     }
 
     #[test]
     fn a_forgotten_pod_leaves_nothing_behind() {
         let mut ledger = PodLedger::default();
-        ledger.report(started("n", "a"), &Objects::new());
+        ledger.report(started("n", "a"));
         ledger.forget("uid-a");
         assert!(ledger.reports.is_empty() && ledger.report_order.is_empty());
         for number in 0..KEPT + 10 {
-            ledger.report(started("n", &number.to_string()), &Objects::new());
-            ledger.lease_gone(lease(number as u64));
+            ledger.report(started("n", &number.to_string()));
+            ledger.report(gone_in(1, number as u64));
         }
         assert_eq!((ledger.reports.len(), ledger.report_order.len()), (KEPT, KEPT));
         assert_eq!((ledger.gone.len(), ledger.gone_order.len()), (KEPT, KEPT));
@@ -375,6 +421,13 @@ mod tests {
         let without_group = |phase: &str| objects([bound("a", None, "Pending"), bound("b", None, phase)]);
         assert!(after([], &without_group("Pending")).is_empty());
         assert_eq!(after([], &without_group("Running")), ["a Running"]);
+        // A pod that failed when it was to start shows nothing; one that ran for a while does.
+        let mut failed = bound("b", None, "Failed");
+        failed.status = pod_status(&json!({}), PodPhase::Failed, NOW);
+        assert!(after([], &objects([bound("a", None, "Pending"), failed.clone()])).is_empty());
+        failed.status = pod_status(&json!({}), PodPhase::Running, NOW);
+        failed.status = pod_status(&failed.status, PodPhase::Failed, Time(NOW.0 + 1_000));
+        assert_eq!(after([], &objects([bound("a", None, "Pending"), failed])), ["a Running"]);
         let mut waiting = bound("c", None, "Pending");
         waiting.spec.as_object_mut().unwrap().remove("nodeName");
         assert!(after([], &objects([waiting])).is_empty());
