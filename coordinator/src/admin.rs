@@ -23,7 +23,7 @@ use axum::{Json, Router};
 use phalanx_core::view::StateView;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::connections::{Bounded, Place};
 use self::limits::Limits;
@@ -50,6 +50,8 @@ pub struct AdminParts<A> {
     pub progress: Arc<Progress>,
     /// True once everything stored was told to the core.
     pub ready: Arc<AtomicBool>,
+    /// Why nothing can be written; `None` while all is well.
+    pub trouble: watch::Receiver<Option<String>>,
     /// It listens on loopback only.
     pub loopback: bool,
     /// The queue that exists without an object and cannot be deleted.
@@ -201,17 +203,20 @@ fn is_loopback_host(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
-async fn ready<A: Api>(State(parts): Shared<A>) -> Result<&'static str, Failure> {
-    if parts.ready.load(Ordering::Acquire) {
-        Ok("ready\n")
-    } else {
-        Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stored objects are still being read"))
+/// A disk that cannot be written does not make it unready: whoever takes an unready one out of service takes it from
+/// the agents too, and they need no disk here.
+async fn ready<A: Api>(State(parts): Shared<A>) -> Result<String, Failure> {
+    if !parts.ready.load(Ordering::Acquire) {
+        return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stored objects are still being read"));
     }
+    let trouble = parts.trouble.borrow();
+    Ok(trouble.as_ref().map_or("ready\n".to_owned(), |trouble| format!("ready, but {trouble}\n")))
 }
 
 async fn metrics<A: Api>(State(parts): Shared<A>) -> Result<Response, Failure> {
     // The numbers are worth having even where the loop does not answer.
     let totals = parts.ask(Question::Totals).await.ok();
+    parts.metrics.storage_failed.set(parts.trouble.borrow().is_some().into());
     let text = parts
         .metrics
         .text(totals.as_ref())

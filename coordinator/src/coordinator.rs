@@ -11,6 +11,7 @@ use std::time::Duration;
 use phalanx_common::ids::{NodeName, Term};
 use phalanx_core::Core;
 use phalanx_core::event::Event;
+use phalanx_transport::pki::AUTHORITY_KEY_FILE;
 use phalanx_transport::{
     CertificateAuthority, EndpointError, Identity, PkiError, TrustAnchor, server_endpoint,
 };
@@ -114,9 +115,26 @@ pub fn pki_directory(state_dir: &Path) -> PathBuf {
     state_dir.join("pki")
 }
 
-fn authority(state_dir: &Path) -> Result<CertificateAuthority, StartError> {
+/// True where a coordinator ran here before: agents may have certificates.
+fn was_used(state_dir: &Path) -> bool {
+    let objects = state_dir.join(OBJECTS_FILE);
+    objects.exists() || objects.with_extension("confirmed").exists()
+}
+
+fn authority(state_dir: &Path, was_used: bool) -> Result<CertificateAuthority, StartError> {
     let directory = pki_directory(state_dir);
-    CertificateAuthority::load_or_create(&directory).map_err(|cause| StartError::Pki { directory, cause })
+    let is_missing = !directory.join(AUTHORITY_KEY_FILE).exists();
+    let authority = CertificateAuthority::load_or_create(&directory)
+        .map_err(|cause| StartError::Pki { directory: directory.clone(), cause })?;
+    if is_missing && was_used {
+        tracing::warn!(
+            "{}: missing: a new authority was made, and the certificates of all agents are void: put a backup of the \
+             directory in its place and start again, or give every agent new files from `phalanx-coordinator \
+             issue-agent` and start it again",
+            directory.display()
+        );
+    }
+    Ok(authority)
 }
 
 /// Issues an agent's certificate by the authority of a state directory, which is made if it is not there.
@@ -124,7 +142,7 @@ fn authority(state_dir: &Path) -> Result<CertificateAuthority, StartError> {
 /// # Errors
 /// The authority cannot be read or made, or the name cannot be a node's.
 pub fn issue_agent(state_dir: &Path, node: &NodeName) -> Result<(Identity, TrustAnchor), StartError> {
-    let authority = authority(state_dir)?;
+    let authority = authority(state_dir, was_used(state_dir))?;
     let identity = authority
         .issue_agent(node)
         .map_err(|cause| StartError::Pki { directory: pki_directory(state_dir), cause })?;
@@ -145,10 +163,11 @@ async fn open(config: &Config) -> Result<Opened, StartError> {
     let directory = &config.state_dir;
     std::fs::create_dir_all(directory)
         .map_err(|cause| StartError::StateDirectory { directory: directory.clone(), cause })?;
+    let was_used = was_used(directory);
     let clock = Clock::start();
     let new_uid = Box::new(|| uuid::Uuid::new_v4().to_string());
     let api = EmbeddedApi::open_with(&directory.join(OBJECTS_FILE), new_uid, Box::new(move || clock.now()))?;
-    let authority = authority(directory)?;
+    let authority = authority(directory, was_used)?;
     let identity = authority
         .issue_coordinator(&[], &[])
         .map_err(|cause| StartError::Pki { directory: pki_directory(directory), cause })?;
@@ -179,6 +198,7 @@ impl Coordinator {
         wrap: impl FnOnce(EmbeddedApi) -> A,
     ) -> Result<Self, StartError> {
         let Opened { api, quic, admin, admin_address, recorder, clock } = open(config).await?;
+        let (trouble, tended) = (api.trouble(), api.clone());
         let api = wrap(api);
         let metrics = Arc::new(Metrics::default());
         let progress = Arc::new(Progress::default());
@@ -186,6 +206,7 @@ impl Coordinator {
         let (stop, stopping) = watch::channel(false);
         let (senders, inputs) = driver::channels(stopping.clone());
         let mut others = JoinSet::new();
+        others.spawn(tended.tend());
         serve_admin(
             admin,
             AdminParts {
@@ -194,6 +215,7 @@ impl Coordinator {
                 metrics: Arc::clone(&metrics),
                 progress: Arc::clone(&progress),
                 ready: Arc::clone(&ready),
+                trouble,
                 loopback: admin_address.ip().is_loopback(),
                 default_queue: config.settings.default_queue.clone(),
             },

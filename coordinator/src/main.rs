@@ -98,6 +98,8 @@ fn issue(state_dir: Option<PathBuf>, node: &str, out: &Path) -> Result<ExitCode>
         bail!("--state-dir: is not given, and neither XDG_STATE_HOME nor HOME is set; name a directory");
     };
     phalanx_transport::pki::check_node_name(node).with_context(|| format!("--node: {node:?}"))?;
+    // Whoever makes a new authority is told here: the next coordinator finds one.
+    start_log(LogFormat::Text);
     let (identity, authority) = issue_agent(&state_dir, &NodeName::from(node))?;
     let written = || format!("--out: {}", out.display());
     identity.save(out, "agent").with_context(written)?;

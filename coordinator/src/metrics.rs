@@ -86,6 +86,8 @@ pub struct Metrics {
     pub pass_seconds: Histogram,
     /// Actions that wait for the writer.
     pub backlog: Gauge,
+    /// 1 while objects cannot be written.
+    pub storage_failed: Gauge,
     /// 1 while everything is recorded.
     pub recording: Gauge,
     /// Times the watch had to begin anew.
@@ -114,6 +116,7 @@ impl Default for Metrics {
             unsent: Counter::default(),
             pass_seconds: Histogram::new(exponential_buckets(0.000_01, 4.0, 10)),
             backlog: Gauge::default(),
+            storage_failed: Gauge::default(),
             recording: Gauge::default(),
             relists: Counter::default(),
             registry: Registry::default(),
@@ -145,6 +148,11 @@ impl Default for Metrics {
         );
         registry.register("pass_seconds", "Time of one pass of the core", metrics.pass_seconds.clone());
         registry.register("writer_backlog", "Actions that wait for the writer", metrics.backlog.clone());
+        registry.register(
+            "storage_failed",
+            "1 while objects cannot be written",
+            metrics.storage_failed.clone(),
+        );
         registry.register("recording", "1 while everything is recorded", metrics.recording.clone());
         registry.register("watch_relists", "Times the watch began anew", metrics.relists.clone());
         let metrics = Self { registry, ..metrics };

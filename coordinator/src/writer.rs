@@ -323,10 +323,10 @@ pub fn pod_fenced(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, Ap
     }
 }
 
-/// The outcome for the core. What a disk says must also be heard by people.
+/// The outcome for the core. That the disk fails was said by the store, once and not for each write.
 fn told<T>(answer: &Result<T, ApiError>) -> Outcome {
     if let Err(ApiError::Storage(message)) = answer {
-        tracing::warn!("a write failed: {message}");
+        tracing::debug!("a write failed: {message}");
     }
     outcome_of(answer)
 }

@@ -154,6 +154,14 @@ async fn every_broken_file_is_named_with_the_way_out_and_nothing_is_started() {
     assert_eq!(refusal(state_dir), format!("{}: Is a directory{DISK}", lock.display()));
     fs::remove_dir(&lock).unwrap();
 
+    // It would keep no note from here on, and so find no older store.
+    let witness = state_dir.join("objects.confirmed");
+    fs::rename(&witness, state_dir.join("note")).unwrap();
+    fs::create_dir(&witness).unwrap();
+    assert_eq!(refusal(state_dir), format!("{}: Is a directory{DISK}", witness.display()));
+    fs::remove_dir(&witness).unwrap();
+    fs::rename(state_dir.join("note"), &witness).unwrap();
+
     let pki = state_dir.join("pki");
     let certificates = format!("certificates in {}: ", pki.display());
     let authority = fs::read_to_string(pki.join("ca.pem")).unwrap();
@@ -208,18 +216,87 @@ async fn an_older_store_is_refused_and_the_step_that_accepts_the_loss_is_named()
     assert!(text.contains("objects.redb: older than what this coordinator has confirmed"), "{text}");
     assert!(text.contains(&format!("remove {} to go on", witness.display())), "{text}");
     fs::remove_file(&witness).unwrap();
-    assert_eq!(Running::start(run(state_dir), |_| state_dir.to_owned()).stop().0, Some(0));
+    let lines = warnings(state_dir);
+    assert!(lines.len() == 1 && lines[0].contains("objects.confirmed: it is missing: "), "{lines:?}");
+    assert_eq!(warnings(state_dir), [""; 0], "it was made anew");
+}
+
+/// Starts and ends it in order; gives the lines of its log that warn.
+fn warnings(state_dir: &Path) -> Vec<String> {
+    let (code, log) = Running::start(run(state_dir), |_| state_dir.to_owned()).stop();
+    assert!(code == Some(0) && !log.contains("ERROR"), "{log}");
+    log.lines().filter(|line| line.contains(" WARN ")).map(str::to_owned).collect()
+}
+
+/// To begin anew is a way out that errors name, and can be a slip: what is gone is said once.
+#[tokio::test]
+async fn a_store_or_an_authority_that_is_gone_is_begun_anew_and_said() {
+    let good = used().await;
+    let state_dir = good.path();
+    assert_eq!(warnings(state_dir), [""; 0]);
+    let note = fs::read_to_string(state_dir.join("objects.confirmed")).unwrap();
+    let (_, rest) = note.split_once(" write=").unwrap();
+    let count: u64 = rest.split_once(' ').unwrap().0.parse().unwrap();
+    assert!(count > 3);
+
+    fs::remove_file(state_dir.join("objects.redb")).unwrap();
+    let lines = warnings(state_dir);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let expected = format!("objects.redb: missing: all {count} confirmed writes of cluster ");
+    assert!(lines[0].contains(&expected) && lines[0].contains("stop the pods that run"), "{lines:?}");
+    assert_eq!(warnings(state_dir), [""; 0]);
+
+    fs::remove_file(state_dir.join("objects.redb")).unwrap();
+    fs::write(state_dir.join("objects.confirmed"), "nonsense").unwrap();
+    let lines = warnings(state_dir);
+    assert!(
+        lines.len() == 1 && lines[0].contains("an unknown number of confirmed writes is gone"),
+        "{lines:?}"
+    );
+
+    fs::remove_dir_all(state_dir.join("pki")).unwrap();
+    let lines = warnings(state_dir);
+    assert!(lines.len() == 1 && lines[0].contains("the certificates of all agents are void"), "{lines:?}");
+    assert!(lines[0].contains("/pki: missing") && lines[0].contains("issue-agent`"), "{lines:?}");
+    assert_eq!(warnings(state_dir), [""; 0]);
+
+    // The same where the next to need an authority is not the coordinator.
+    let issue = |state_dir: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx-coordinator"));
+        command.args(["issue-agent", "--node", "gpu-1", "--out"]).arg(state_dir.join("gpu-1"));
+        let output = command.arg("--state-dir").arg(state_dir).env_remove("RUST_LOG").output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    fs::remove_dir_all(state_dir.join("pki")).unwrap();
+    let text = issue(state_dir);
+    assert!(text.contains("the certificates of all agents are void"), "{text}");
+    assert_eq!(issue(state_dir), "");
+    assert_eq!(issue(tempfile::tempdir().unwrap().path()), "", "nothing is gone where nothing was");
+    // Nothing at all is the first start.
+    assert_eq!(warnings(tempfile::tempdir().unwrap().path()), [""; 0]);
 }
 
 /// It only knows what is lost; alone it is no reason not to start, and it is made anew.
 #[tokio::test]
-async fn a_damaged_note_of_the_last_write_harms_nothing() {
+async fn a_damaged_note_of_the_last_write_is_said_and_made_anew() {
     let good = used().await;
     let witness = good.path().join("objects.confirmed");
     let whole = fs::read(&witness).unwrap();
-    for content in [&b""[..], b"nonsense", &whole[..whole.len() / 2], &[0xff; 4096]] {
+    let other = used().await;
+    let foreign = fs::read(other.path().join("objects.confirmed")).unwrap();
+    for (content, why) in [
+        (&b""[..], "it is empty"),
+        (b"nonsense", "it is not what was written"),
+        (&whole[..whole.len() / 2], "it is not what was written"),
+        (&[0xff; 1 << 16], "it is not what was written"),
+        (&foreign, "it is of another cluster ("),
+    ] {
         fs::write(&witness, content).unwrap();
-        assert_eq!(Running::start(run(good.path()), |_| good.path().to_owned()).stop().0, Some(0));
+        let lines = warnings(good.path());
+        let expected = format!("objects.confirmed: {why}");
+        assert!(lines.len() == 1 && lines[0].contains(&expected), "{lines:?}");
+        assert_eq!(warnings(good.path()), [""; 0]);
         let after = fs::read(&witness).unwrap();
         assert_eq!((after.len(), &after[..20]), (whole.len(), &whole[..20]));
     }
@@ -244,6 +321,19 @@ async fn queues(admin: &std::net::SocketAddr) -> usize {
     answer.json()["items"].as_array().unwrap_or_else(|| panic!("{}", answer.text)).len()
 }
 
+async fn storage_failed(admin: &std::net::SocketAddr) -> String {
+    let text = ask(admin, "GET", "/metrics", None).await.text;
+    let line = text.lines().find_map(|line| line.strip_prefix("phalanx_storage_failed "));
+    line.unwrap_or_else(|| panic!("{text}")).to_owned()
+}
+
+/// One line when it begins, and one when it is over.
+fn is_told(log: &str) {
+    let lines = |what: &str| log.lines().filter(|line| line.contains(what)).count();
+    let begun = lines(" WARN ") == 1 && lines("objects.redb: cannot be written: ") == 1;
+    assert!(begun && lines("objects.redb: can be written again") == 1, "{log}");
+}
+
 /// What holds for every sort of full disk.
 async fn is_refused_and_heals(running: &Running, heal: impl FnOnce()) {
     let admin = running.admin();
@@ -256,8 +346,23 @@ async fn is_refused_and_heals(running: &Running, heal: impl FnOnce()) {
         refused(&admin).await;
     }
     assert_eq!(queues(&admin).await, before);
-    assert_eq!(ask(&admin, "GET", "/readyz", None).await.status, 200);
+    // Ready all the same: whoever takes it out of service takes the agents' coordinator away.
+    let ready = ask(&admin, "GET", "/readyz", None).await;
+    assert_eq!(ready.status, 200);
+    assert!(
+        ready.text.starts_with("ready, but ") && ready.text.contains("cannot be written: "),
+        "{}",
+        ready.text
+    );
+    assert_eq!(storage_failed(&admin).await, "1");
     heal();
+    // Seen without a write.
+    let began = Instant::now();
+    while storage_failed(&admin).await != "0" {
+        assert!(began.elapsed() < PATIENCE, "never seen to be well");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(ask(&admin, "GET", "/readyz", None).await.text, "ready\n");
     let began = Instant::now();
     loop {
         let answer = ask(&admin, "POST", "/v1/apply?file=test.yaml", Some(queue("after"))).await;
@@ -287,6 +392,7 @@ async fn a_file_that_may_grow_no_more_refuses_writes_and_goes_on_when_it_may() {
     is_refused_and_heals(&running, || assert!(limit("unlimited").unwrap().success())).await;
     let (code, log) = running.stop();
     assert!(code == Some(0) && !log.contains("ERROR"), "{log}");
+    is_told(&log);
     let running = Running::start(run(&state_dir), |_| state_dir.clone());
     assert!(queues(&running.admin()).await > 2);
 }
@@ -324,6 +430,7 @@ async fn a_full_disk_refuses_writes_and_goes_on_when_there_is_space() {
     is_refused_and_heals(&running, || fs::remove_file(&filler).unwrap()).await;
     let (code, log) = running.stop();
     assert!(code == Some(0) && !log.contains("ERROR"), "{log}");
+    is_told(&log);
 }
 
 #[test]

@@ -318,9 +318,11 @@ async fn a_full_disk_refuses_every_write_until_there_is_space() {
         );
         assert!(api.raise_term(0).await.is_err());
         assert_eq!(objects(&api).await, confirmed.objects);
+        assert_eq!(*api.trouble().borrow(), Some(error));
     }
     disk.mend();
     api.mutate(create("late")).await.unwrap();
+    assert_eq!(*api.trouble().borrow(), None);
     assert_eq!(api.raise_term(0).await, Ok(confirmed.term + 1));
 }
 
@@ -374,6 +376,7 @@ async fn on_a_disk_that_hangs_one_write_is_begun_and_those_who_gave_up_leave_not
     let patient = tokio::time::timeout(Duration::from_secs(20), api.mutate(create("patient"))).await;
     let Err(ApiError::Storage(text)) = patient.unwrap() else { panic!() };
     assert!(text.contains("objects.redb: ") && text.contains("nothing of this one was begun"), "{text}");
+    assert_eq!(*api.trouble().borrow(), Some(text));
     // Reading does not need the disk.
     assert_eq!(objects(&api).await.len(), 0);
     assert_eq!(disk.waiting(), 1);
@@ -381,6 +384,7 @@ async fn on_a_disk_that_hangs_one_write_is_begun_and_those_who_gave_up_leave_not
     begun.await.unwrap().unwrap();
     assert_eq!(api.raise_term(0).await.unwrap(), 1);
     api.mutate(create("after")).await.unwrap();
+    assert_eq!(*api.trouble().borrow(), None);
     let names: Vec<ObjectKey> = objects(&api).await.into_keys().collect();
     assert_eq!(names, [key("after"), key("begun")]);
 }

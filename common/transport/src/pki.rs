@@ -29,7 +29,7 @@ use crate::{COORDINATOR_NAME, NODE_URI_PREFIX};
 pub const AUTHORITY_FILE: &str = "ca.pem";
 
 /// File name of the authority's key.
-const AUTHORITY_KEY_FILE: &str = "ca.key";
+pub const AUTHORITY_KEY_FILE: &str = "ca.key";
 const AUTHORITY_NAME: &str = "Phalanx authority";
 
 const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);

@@ -4,6 +4,7 @@
 //! What is in memory is what was confirmed. After a write that failed the file may hold it or not; before the next
 //! one the file is opened anew, checked, and made equal to memory. So a disk that is well again needs no restart.
 
+mod health;
 mod loading;
 mod medium;
 mod rows;
@@ -19,7 +20,8 @@ use phalanx_common::units::Time;
 use redb::Database;
 use tokio::sync::{Semaphore, watch};
 
-use self::loading::{cause, contradiction, found, load, quietly};
+use self::health::Health;
+use self::loading::{begin, cause, contradiction, load, quietly};
 pub use self::medium::{Confirmed, DiskFile, Fill, Medium, OpenError, builder};
 use self::rows::{Numbers, Row, Stored};
 use super::store::{DEFAULT_LOG_LENGTH, Store};
@@ -32,6 +34,9 @@ pub type Clock = Box<dyn Fn() -> Time + Send>;
 
 /// Fewer writes than these are done one by one: to do them together costs a copy of the store's index.
 const TOGETHER: usize = 8;
+
+/// Pause before a disk that failed is tried again although nobody writes.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// What came of one write.
 type Answer = Result<Arc<Object>, ApiError>;
@@ -55,6 +60,7 @@ struct Shared {
     /// Locked for writing only while a durable change is applied: readers never wait for the disk.
     store: RwLock<Store>,
     newest: watch::Sender<u64>,
+    health: Health,
     cluster: ClusterId,
 }
 
@@ -106,18 +112,8 @@ impl EmbeddedApi {
         mut new_uid: UidSource,
         clock: Clock,
     ) -> Result<Self, OpenError> {
-        let (database, stored) = match load(medium.as_mut())? {
-            Some(loaded) => loaded,
-            None => found(medium.as_mut(), &new_uid())?,
-        };
+        let (database, stored) = begin(medium.as_mut(), &mut new_uid)?;
         let Stored { objects, numbers, cluster } = stored;
-        let confirmed = medium.confirmed().filter(|confirmed| confirmed.cluster == cluster);
-        if let Some(confirmed) = confirmed.map(|confirmed| confirmed.sequence)
-            && confirmed > numbers.sequence
-        {
-            let (file, witness) = (medium.file().to_owned(), medium.witness());
-            return Err(OpenError::Behind { file, witness, found: numbers.sequence, confirmed });
-        }
         let store = Store::restore(objects, numbers.revision, DEFAULT_LOG_LENGTH);
         let newest = watch::Sender::new(store.revision());
         let (file, patience) = (medium.file().to_owned(), medium.patience());
@@ -129,9 +125,26 @@ impl EmbeddedApi {
             writer: Mutex::new(writer),
             store: RwLock::new(store),
             newest,
+            health: Health::new(),
             cluster: ClusterId::from(cluster),
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Why nothing can be written; `None` while all is well.
+    #[must_use]
+    pub fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.shared.health.subscribe()
+    }
+
+    /// Tries a disk that failed until it is well again, so that this is seen also where nobody writes.
+    pub async fn tend(self) {
+        let mut trouble = self.trouble();
+        while trouble.wait_for(Option::is_some).await.is_ok() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            // What failed is noted where it failed.
+            let _ = self.blocking(Shared::look_again).await;
+        }
     }
 
     fn read<T>(&self, read: impl FnOnce(&Store) -> T) -> T {
@@ -162,12 +175,35 @@ impl EmbeddedApi {
 
 impl Shared {
     fn busy(&self) -> ApiError {
-        ApiError::Storage(format!(
+        self.noted(format!(
             "{}: the disk has not done the writes before this one within {} s; nothing of this one was begun: see \
              whether the disk of the state directory answers and try again, no restart is needed",
             self.file.display(),
             self.patience.as_secs()
         ))
+    }
+
+    fn failed(&self, cause: &str) -> ApiError {
+        self.noted(format!(
+            "{}: cannot be written: {cause}; nothing changes until it can: free space or mend the disk of the state \
+             directory and try again, no restart is needed",
+            self.file.display()
+        ))
+    }
+
+    /// An error that is known also to those who did not ask for the write.
+    fn noted(&self, text: String) -> ApiError {
+        self.health.failed(&text);
+        ApiError::Storage(text)
+    }
+
+    fn look_again(&self) -> Result<(), ApiError> {
+        let mut writer = self.lock_writer();
+        writer.medium.room().map_err(|error| self.failed(&describe(&error)))?;
+        let database = self.usable(&mut writer)?;
+        writer.database = Some(database);
+        self.health.well(&self.file);
+        Ok(())
     }
 
     fn lock_writer(&self) -> MutexGuard<'_, Writer> {
@@ -236,12 +272,13 @@ impl Shared {
             Ok(()) => {
                 writer.database = Some(database);
                 self.confirm(writer, numbers);
+                self.health.well(&self.file);
                 Ok(())
             }
             Err(error) => {
                 quietly(|| drop(database));
                 writer.numbers.sequence = sequence;
-                Err(writer.failed(&cause(&error)))
+                Err(self.failed(&cause(&error)))
             }
         }
     }
@@ -264,16 +301,15 @@ impl Shared {
         }
         let now = Instant::now();
         if let Some((_, cause)) = writer.rest.as_ref().filter(|(until, _)| now < *until) {
-            return Err(writer.failed(cause));
+            return Err(self.failed(cause));
         }
         match self.reopen(writer) {
             Ok(database) => {
                 writer.rest = None;
-                tracing::info!(file = %writer.medium.file().display(), "the file can be written again");
                 Ok(database)
             }
             Err(cause) => {
-                let error = writer.failed(&cause);
+                let error = self.failed(&cause);
                 writer.rest = Some((now + writer.medium.rest(), cause));
                 Err(error)
             }
@@ -325,16 +361,6 @@ impl Shared {
         let (database, _) = loaded.ok_or_else(|| "the new file is gone".to_owned())?;
         self.confirm(writer, numbers);
         Ok(database)
-    }
-}
-
-impl Writer {
-    fn failed(&self, cause: &str) -> ApiError {
-        ApiError::Storage(format!(
-            "{}: cannot be written: {cause}; nothing changes until it can: free space or mend the disk of the state \
-             directory and try again, no restart is needed",
-            self.medium.file().display()
-        ))
     }
 }
 

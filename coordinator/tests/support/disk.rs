@@ -312,8 +312,8 @@ impl Medium for Disk {
         true
     }
 
-    fn confirmed(&self) -> Option<Confirmed> {
-        lock(&self.0.confirmed).clone()
+    fn confirmed(&self) -> io::Result<Option<Confirmed>> {
+        Ok(lock(&self.0.confirmed).clone())
     }
 
     fn confirm(&mut self, confirmed: &Confirmed) {

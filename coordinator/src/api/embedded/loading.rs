@@ -1,6 +1,7 @@
 //! Opens and checks the store's file, and makes the first one.
 
 use std::cell::Cell;
+use std::io;
 use std::path::Path;
 use std::sync::Once;
 
@@ -46,8 +47,66 @@ fn open_error(file: &Path, flaw: Flaw) -> OpenError {
     }
 }
 
+/// Opens the store, or makes a new one where there is none. What is known of writes that are missing is said.
+pub(super) fn begin(
+    medium: &mut dyn Medium,
+    new_cluster: &mut dyn FnMut() -> String,
+) -> Result<(Database, Stored), OpenError> {
+    let (file, witness) = (medium.file().to_owned(), medium.witness());
+    let noted = match medium.confirmed() {
+        Ok(noted) => Ok(noted),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
+        // It would know of no write, now and later.
+        Err(error) => return Err(OpenError::system(&witness, &error)),
+    };
+    let Some((database, stored)) = load(medium)? else {
+        let begun = found(medium, &new_cluster())?;
+        match noted {
+            // The first start of all.
+            Ok(None) => {}
+            Ok(Some(Confirmed { cluster, sequence })) => tracing::warn!(
+                "{}: missing: all {sequence} confirmed writes of cluster {cluster} are gone, and a new cluster is begun: \
+                 agents that join it stop the pods that run; put a backup of the state directory in its place, or apply \
+                 the objects anew from their manifests",
+                file.display()
+            ),
+            Err(why) => tracing::warn!(
+                "{}: missing, and {}: {why}: an unknown number of confirmed writes is gone, and a new cluster is begun: \
+                 agents that join it stop the pods that run",
+                file.display(),
+                witness.display()
+            ),
+        }
+        return Ok(begun);
+    };
+    match noted {
+        Ok(None) => unwitnessed(&witness, "it is missing"),
+        Ok(Some(Confirmed { cluster, sequence })) if cluster == stored.cluster => {
+            let found = stored.numbers.sequence;
+            if sequence > found {
+                return Err(OpenError::Behind { file, witness, found, confirmed: sequence });
+            }
+        }
+        Ok(Some(Confirmed { cluster, .. })) => {
+            unwitnessed(
+                &witness,
+                &format!("it is of another cluster ({cluster}, the store: {})", stored.cluster),
+            );
+        }
+        Err(why) => unwitnessed(&witness, &why),
+    }
+    Ok((database, stored))
+}
+
+fn unwitnessed(witness: &Path, why: &str) {
+    tracing::warn!(
+        "{}: {why}: whether the store is older than what was confirmed cannot be known this time; it is made anew",
+        witness.display()
+    );
+}
+
 /// The first file of a new store, and its cluster.
-pub(super) fn found(medium: &mut dyn Medium, cluster: &str) -> Result<(Database, Stored), OpenError> {
+fn found(medium: &mut dyn Medium, cluster: &str) -> Result<(Database, Stored), OpenError> {
     let file = medium.file().to_owned();
     let numbers = Numbers { sequence: 1, ..Numbers::default() };
     medium

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -141,14 +141,25 @@ pub trait Medium: Debug + Send {
     /// False where the file was moved away or replaced while it was open.
     fn is_in_place(&self) -> bool;
 
-    /// The last write known to be confirmed.
-    fn confirmed(&self) -> Option<Confirmed>;
+    /// The last write known to be confirmed; `None` where nothing was noted.
+    ///
+    /// # Errors
+    /// What stands there is not what was noted (`InvalidData`), or cannot be read.
+    fn confirmed(&self) -> io::Result<Option<Confirmed>>;
 
     /// Notes that a write was confirmed.
     fn confirm(&mut self, confirmed: &Confirmed);
 
     /// Where that is noted, for errors.
     fn witness(&self) -> PathBuf;
+
+    /// Tries whether something can be written beside the file.
+    ///
+    /// # Errors
+    /// It cannot.
+    fn room(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Pause before a file that could not be opened anew is tried again: to check it reads all of it.
     fn rest(&self) -> Duration {
@@ -283,15 +294,26 @@ impl Medium for DiskFile {
         self.inode.is_none() || found == self.inode
     }
 
-    fn confirmed(&self) -> Option<Confirmed> {
-        let text = fs::read_to_string(self.witness()).ok()?;
-        let line = text.strip_suffix('\n')?;
-        let (body, checksum) = line.rsplit_once(" crc32=")?;
-        if format!("{:08x}", crc32fast::hash(body.as_bytes())) != checksum {
-            return None;
-        }
-        let (cluster, sequence) = body.strip_prefix(WITNESS)?.split_once(" write=")?;
-        Some(Confirmed { cluster: cluster.to_owned(), sequence: sequence.parse().ok()? })
+    fn confirmed(&self) -> io::Result<Option<Confirmed>> {
+        let mut text = Vec::new();
+        match File::open(self.witness()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?.take(WITNESS_BYTES).read_to_end(&mut text)?,
+        };
+        let why = if text.is_empty() { "it is empty" } else { "it is not what was written" };
+        let noted = str::from_utf8(&text).ok().and_then(noted);
+        noted.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, why))
+    }
+
+    fn room(&mut self) -> io::Result<()> {
+        let path = self.file.with_extension("room");
+        let written = File::create(&path).and_then(|mut file| {
+            file.write_all(&vec![0x5a; ROOM_BYTES])?;
+            file.sync_all()
+        });
+        // Also where only a part of it could be written.
+        let removed = fs::remove_file(&path);
+        written.and(removed)
     }
 
     /// Written in place and not synced: the system brings it to the disk in its own time. It may lag behind the
@@ -319,6 +341,21 @@ impl Medium for DiskFile {
 }
 
 const WITNESS: &str = "phalanx-objects 1 cluster=";
+/// No note is longer.
+const WITNESS_BYTES: u64 = 4096;
+/// A disk with less room than this counts as full: a small write may succeed, the next one does not.
+const ROOM_BYTES: usize = 1 << 18;
+
+/// What a witness says.
+fn noted(text: &str) -> Option<Confirmed> {
+    let line = text.strip_suffix('\n')?;
+    let (body, checksum) = line.rsplit_once(" crc32=")?;
+    if format!("{:08x}", crc32fast::hash(body.as_bytes())) != checksum {
+        return None;
+    }
+    let (cluster, sequence) = body.strip_prefix(WITNESS)?.split_once(" write=")?;
+    Some(Confirmed { cluster: cluster.to_owned(), sequence: sequence.parse().ok()? })
+}
 
 /// Makes the name of a file outlive a crash of the machine.
 pub(super) fn sync_directory(file: &Path) -> io::Result<()> {
