@@ -11,6 +11,7 @@ pub mod job;
 pub mod names;
 pub mod pod;
 pub mod reader;
+mod shape;
 pub mod tree;
 
 pub use document::parse;

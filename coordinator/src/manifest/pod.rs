@@ -9,6 +9,7 @@ use phalanx_common::gang::{Blocker, ContainerKind, MAX_CONTAINERS, PodRequest};
 use super::amounts::{container, read_container_resources, read_resources};
 use super::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO, read_label_name, read_labels, read_name};
 use super::reader::{Cursor, Fields, Sink};
+use super::shape::Shape;
 use super::tree::Tree;
 
 /// What we read of a pod's spec.
@@ -29,54 +30,54 @@ pub struct PodFields {
 }
 
 /// Fields that mean nothing for placement.
-const IGNORED: [&str; 24] = [
-    "activeDeadlineSeconds",
-    "automountServiceAccountToken",
-    "dnsConfig",
-    "dnsPolicy",
-    "enableServiceLinks",
-    "hostAliases",
-    "hostIPC",
-    "hostNetwork",
-    "hostPID",
-    "hostUsers",
-    "hostname",
-    "imagePullSecrets",
-    "os",
-    "priority",
-    "readinessGates",
-    "restartPolicy",
-    "runtimeClassName",
-    "securityContext",
-    "serviceAccount",
-    "serviceAccountName",
-    "setHostnameAsFQDN",
-    "shareProcessNamespace",
-    "subdomain",
-    "terminationGracePeriodSeconds",
+const IGNORED: [(&str, Shape); 24] = [
+    ("activeDeadlineSeconds", Shape::AtLeast(1)),
+    ("automountServiceAccountToken", Shape::Switch),
+    ("dnsConfig", Shape::Any),
+    ("dnsPolicy", Shape::OneOf(&["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"])),
+    ("enableServiceLinks", Shape::Switch),
+    ("hostAliases", Shape::Any),
+    ("hostIPC", Shape::Switch),
+    ("hostNetwork", Shape::Switch),
+    ("hostPID", Shape::Switch),
+    ("hostUsers", Shape::Switch),
+    ("hostname", Shape::Text),
+    ("imagePullSecrets", Shape::Any),
+    ("os", Shape::Any),
+    ("priority", Shape::AtLeast(i64::MIN)),
+    ("readinessGates", Shape::Any),
+    ("restartPolicy", Shape::OneOf(&["Always", "OnFailure", "Never"])),
+    ("runtimeClassName", Shape::Text),
+    ("securityContext", Shape::Any),
+    ("serviceAccount", Shape::Text),
+    ("serviceAccountName", Shape::Text),
+    ("setHostnameAsFQDN", Shape::Switch),
+    ("shareProcessNamespace", Shape::Switch),
+    ("subdomain", Shape::Text),
+    ("terminationGracePeriodSeconds", Shape::AtLeast(0)),
 ];
 
 /// Fields of a container that mean nothing for placement.
-const CONTAINER_IGNORED: [&str; 19] = [
-    "args",
-    "command",
-    "env",
-    "envFrom",
-    "image",
-    "imagePullPolicy",
-    "lifecycle",
-    "livenessProbe",
-    "readinessProbe",
-    "resizePolicy",
-    "restartPolicyRules",
-    "securityContext",
-    "startupProbe",
-    "stdin",
-    "stdinOnce",
-    "terminationMessagePath",
-    "terminationMessagePolicy",
-    "tty",
-    "workingDir",
+const CONTAINER_IGNORED: [(&str, Shape); 19] = [
+    ("args", Shape::Texts),
+    ("command", Shape::Texts),
+    ("env", Shape::Environment),
+    ("envFrom", Shape::Any),
+    ("image", Shape::Text),
+    ("imagePullPolicy", Shape::OneOf(&["Always", "IfNotPresent", "Never"])),
+    ("lifecycle", Shape::Any),
+    ("livenessProbe", Shape::Any),
+    ("readinessProbe", Shape::Any),
+    ("resizePolicy", Shape::Any),
+    ("restartPolicyRules", Shape::Any),
+    ("securityContext", Shape::Any),
+    ("startupProbe", Shape::Any),
+    ("stdin", Shape::Switch),
+    ("stdinOnce", Shape::Switch),
+    ("terminationMessagePath", Shape::Text),
+    ("terminationMessagePolicy", Shape::OneOf(&["File", "FallbackToLogsOnError"])),
+    ("tty", Shape::Switch),
+    ("workingDir", Shape::Text),
 ];
 
 /// Reads a pod's spec. A constraint that is not served becomes a blocker, which the pod waits with.
@@ -103,7 +104,7 @@ pub fn read_pod(cursor: &Cursor<'_>, sink: &mut Sink) -> PodFields {
     }
     read_constraints(&mut fields, &mut pod.blockers, sink);
     fields.not_honoured(sink, &["preemptionPolicy"]);
-    fields.ignore(&IGNORED);
+    fields.check(sink, &IGNORED);
     fields.ignore(&["ephemeralContainers"]);
     fields.finish(sink);
     pod
@@ -204,7 +205,7 @@ fn read_container(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &m
             }
         }
     }
-    fields.ignore(&CONTAINER_IGNORED);
+    fields.check(sink, &CONTAINER_IGNORED);
     fields.ignore(&["volumeMounts", "volumeDevices"]);
     fields.finish(sink);
     pod.request.containers.push(container(&name, kind, requests));

@@ -105,6 +105,12 @@ impl<'file> Field<'file> {
         }
     }
 
+    /// Text that says something.
+    pub(crate) fn name(&self) -> Result<&'file str, ProfileError> {
+        let text = self.text()?;
+        if text.trim().is_empty() { Err(self.expected("a name")) } else { Ok(text) }
+    }
+
     pub(crate) fn optional_text(&self) -> Result<Option<&'file str>, ProfileError> {
         if self.is_present() { self.text().map(Some) } else { Ok(None) }
     }

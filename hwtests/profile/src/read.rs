@@ -102,11 +102,14 @@ fn numa_nodes(list: &Field<'_>) -> Result<Vec<NumaNode>, ProfileError> {
 /// True for a CPU list as sysfs writes it; the empty list is one.
 fn is_cpu_list(text: &str) -> bool {
     let number = |digits: &str| {
-        digits.len() <= 6 && digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.is_empty()
+        let is_short = digits.len() <= 6 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        digits.parse::<u32>().ok().filter(|_| is_short)
     };
     let range = |part: &str| match part.split_once('-') {
-        Some((first, last)) => number(first) && number(last),
-        None => number(part),
+        Some((first, last)) => {
+            number(first).is_some_and(|first| number(last).is_some_and(|last| first <= last))
+        }
+        None => number(part).is_some(),
     };
     text.is_empty() || text.split(',').all(range)
 }
@@ -127,6 +130,16 @@ fn pci_ids(field: &Field<'_>) -> Result<(u16, u16), ProfileError> {
         Some((hex(vendor)?, hex(device)?))
     };
     read(field.text()?).ok_or_else(|| field.expected("vendor and device id, such as 10de:2330"))
+}
+
+/// What sysfs says of a port, and "Unknown" of one where it says nothing.
+const LINK_LAYERS: [&str; 4] = ["InfiniBand", "Ethernet", "Unspecified", "Unknown"];
+
+fn link_layer(field: &Field<'_>) -> Result<String, ProfileError> {
+    match field.optional_text()? {
+        Some(text) if LINK_LAYERS.contains(&text) => Ok(text.to_owned()),
+        _ => Err(field.expected(&LINK_LAYERS.join(", "))),
+    }
 }
 
 /// `0x030200`.

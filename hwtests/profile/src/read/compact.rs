@@ -4,8 +4,8 @@
 //! matrix is written. Unknown members are refused.
 
 use super::{
-    device_name, gpu_fields, host, memory_mib, nic_fields, numa, numa_nodes, pci_class, pci_ids, pci_path,
-    sources,
+    device_name, gpu_fields, host, link_layer, memory_mib, nic_fields, numa, numa_nodes, pci_class, pci_ids,
+    pci_path, sources,
 };
 use crate::error::ProfileError;
 use crate::field::Field;
@@ -63,7 +63,7 @@ fn gpus(root: &Field<'_>) -> Result<Vec<ProfileGpu>, ProfileError> {
         own.only(&GPU_MEMBERS)?;
         let subsystem = member(own, &defaults, "subsystem")?;
         gpus.push(ProfileGpu {
-            model: member(own, &defaults, "model")?.text()?.to_owned(),
+            model: member(own, &defaults, "model")?.name()?.to_owned(),
             memory_mib: memory_mib(&member(own, &defaults, "memory_mib")?)?,
             pci: PciDevice {
                 subsystem: if subsystem.is_present() { Some(pci_ids(&subsystem)?) } else { None },
@@ -87,7 +87,7 @@ fn nics(root: &Field<'_>) -> Result<Vec<ProfileNic>, ProfileError> {
         nics.push(ProfileNic {
             name: device_name(&own.get("name")?)?,
             pci: device(&own, &defaults, NIC_CLASS)?,
-            link_layer: member(&own, &defaults, "link_layer")?.text()?.to_owned(),
+            link_layer: link_layer(&member(&own, &defaults, "link_layer")?)?,
             rate_gbps: member(&own, &defaults, "rate_gbps")?
                 .optional_number(1, 100_000)?
                 .map(|rate| rate as u32),

@@ -5,8 +5,8 @@
 use phalanx_common::topology::PcieLevel;
 
 use super::{
-    device_name, gpu_fields, host, memory_mib, nic_fields, numa, numa_nodes, pci_class, pci_ids, pci_path,
-    sources,
+    device_name, gpu_fields, host, link_layer, memory_mib, nic_fields, numa, numa_nodes, pci_class, pci_ids,
+    pci_path, sources,
 };
 use crate::error::ProfileError;
 use crate::field::Field;
@@ -64,7 +64,7 @@ fn gpu(field: &Field<'_>, path: &Field<'_>, at: usize) -> Result<ProfileGpu, Pro
     pci.subsystem = if subsystem.is_present() { Some(pci_ids(&subsystem)?) } else { None };
     pci.numa = numa(&field.get("numa")?)?;
     Ok(ProfileGpu {
-        model: field.get("model")?.text()?.to_owned(),
+        model: field.get("model")?.name()?.to_owned(),
         memory_mib: memory_mib(&field.get("memory_mib")?)?,
         pci,
         minor: field.get("minor")?.optional_number(0, 255)?.unwrap_or(at as u64) as u32,
@@ -75,10 +75,11 @@ fn gpu(field: &Field<'_>, path: &Field<'_>, at: usize) -> Result<ProfileGpu, Pro
 fn nic(field: &Field<'_>, path: &Field<'_>) -> Result<ProfileNic, ProfileError> {
     let mut pci = device(&field.get("pci_bus_id")?, path, pci_ids(&field.get("pci_device")?)?, NIC_CLASS)?;
     pci.numa = numa(&field.get("numa")?)?;
+    let layer = field.get("link_layer")?;
     Ok(ProfileNic {
         name: device_name(&field.get("name")?)?,
         pci,
-        link_layer: field.get("link_layer")?.optional_text()?.unwrap_or("Unknown").to_owned(),
+        link_layer: if layer.is_present() { link_layer(&layer)? } else { "Unknown".to_owned() },
         rate_gbps: field.get("rate_gbps")?.optional_number(1, 100_000)?.map(|rate| rate as u32),
     })
 }
