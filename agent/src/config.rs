@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use phalanx_common::ids::NodeName;
+pub use phalanx_process::LogFormat;
 use phalanx_text::{Problem, Problems, Values};
 use phalanx_transport::pki::check_node_name;
 
@@ -15,16 +16,6 @@ use crate::probe::ProbeOptions;
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(3600);
-
-/// Form of the log lines on stderr.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object a line.
-    Json,
-}
 
 /// An agent's configuration, checked.
 #[derive(Clone, Debug)]

@@ -6,17 +6,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
-use phalanx_agent::config::{Config, LogFormat, RunArguments};
+use phalanx_agent::config::{Config, RunArguments};
 use phalanx_agent::inventory_report::run_inventory;
 use phalanx_agent::probe::{self, NodeProbe, ProbeOptions};
 use phalanx_agent::{AgentOptions, LedgerPlace, start};
 use phalanx_common::describe::describe;
+use phalanx_process::{LogFormat, outlive_file_limits, start_log};
 use phalanx_transport::{Identity, TrustAnchor};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
-
-/// Number of the signal on Linux.
-const SIGXFSZ: i32 = 25;
 
 /// Guards the GPUs of one node: tells the coordinator what the node has, and promises its GPUs one by one.
 #[derive(Parser)]
@@ -95,8 +92,7 @@ async fn run_until_signal(config: Config) -> Result<()> {
     // Before the start: a signal during it must not kill half-way.
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
-    // A file that outgrows a limit of the process is then an error of that write, as on a full disk.
-    let _too_large = signal(SignalKind::from_raw(SIGXFSZ)).context("SIGXFSZ")?;
+    let _too_large = outlive_file_limits().context("SIGXFSZ")?;
     let options = options(&config)?;
     let probe = NodeProbe::new(&config.probe)?;
     let (probe_handle, inventories) = probe::spawn(probe, config.probe_interval).context("probe thread")?;
@@ -145,15 +141,4 @@ fn options(config: &Config) -> Result<AgentOptions> {
         ledger: LedgerPlace::Directory(config.state_directory.clone()),
         endpoint: None,
     })
-}
-
-fn start_log(format: LogFormat, default_level: &str) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_level));
-    // A line that cannot be written, because the disk of the log is full, is lost; to say so there would be a panic.
-    let log = tracing_subscriber::fmt().log_internal_errors(false);
-    let log = log.with_env_filter(filter).with_writer(io::stderr);
-    match format {
-        LogFormat::Text => log.with_ansi(false).init(),
-        LogFormat::Json => log.json().init(),
-    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use phalanx_common::units::Millis;
 use phalanx_core::Settings;
+pub use phalanx_process::LogFormat;
 use phalanx_text::settings::shown;
 use phalanx_text::{Problem, Problems, Values};
 
@@ -18,16 +19,6 @@ use crate::recorder::RecordingLimits;
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7410);
 /// Where the admin interface answers when nothing else is said.
 pub const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7411);
-
-/// Form of the log lines on stderr.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object a line.
-    Json,
-}
 
 /// A coordinator's configuration, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]

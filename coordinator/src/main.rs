@@ -8,14 +8,11 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use phalanx_common::describe::describe;
 use phalanx_common::ids::NodeName;
-use phalanx_coordinator::config::{Config, LogFormat, RunArguments, default_state_dir};
+use phalanx_coordinator::config::{Config, RunArguments, default_state_dir};
 use phalanx_coordinator::coordinator::{Coordinator, issue_agent};
 use phalanx_coordinator::replay::{self, ReplayArguments, ReplayError};
+use phalanx_process::{LogFormat, outlive_file_limits, start_log};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
-
-/// Number of the signal on Linux.
-const SIGXFSZ: i32 = 25;
 
 /// Decides queues, gangs and placement, and asks the agents of the nodes for the exact GPUs.
 #[derive(Parser)]
@@ -60,7 +57,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &RunArguments) -> Result<ExitCode> {
     let config = arguments.resolve()?;
-    start_log(config.log_format);
+    start_log(config.log_format, "info");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("tokio runtime")?;
     let clean = runtime.block_on(run_until_signal(&config))?;
@@ -71,8 +68,7 @@ async fn run_until_signal(config: &Config) -> Result<bool> {
     // Before the start: a signal during it must not kill half-way.
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
-    // A file that outgrows a limit of the process is then an error of that write, as on a full disk.
-    let _too_large = signal(SignalKind::from_raw(SIGXFSZ)).context("SIGXFSZ")?;
+    let _too_large = outlive_file_limits().context("SIGXFSZ")?;
     let mut coordinator = Coordinator::start(config).await?;
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: the coordinator stops"),
@@ -82,24 +78,13 @@ async fn run_until_signal(config: &Config) -> Result<bool> {
     Ok(coordinator.stop().await)
 }
 
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    // A line that cannot be written, because the disk of the log is full, is lost; to say so there would be a panic.
-    let builder = tracing_subscriber::fmt().log_internal_errors(false);
-    let builder = builder.with_env_filter(filter).with_writer(io::stderr);
-    match format {
-        LogFormat::Text => builder.with_ansi(false).init(),
-        LogFormat::Json => builder.json().init(),
-    }
-}
-
 fn issue(state_dir: Option<PathBuf>, node: &str, out: &Path) -> Result<ExitCode> {
     let Some(state_dir) = state_dir.or_else(default_state_dir) else {
         bail!("--state-dir: is not given, and neither XDG_STATE_HOME nor HOME is set; name a directory");
     };
     phalanx_transport::pki::check_node_name(node).with_context(|| format!("--node: {node:?}"))?;
     // Whoever makes a new authority is told here: the next coordinator finds one.
-    start_log(LogFormat::Text);
+    start_log(LogFormat::Text, "info");
     let (identity, authority) = issue_agent(&state_dir, &NodeName::from(node))?;
     let written = || format!("--out: {}", out.display());
     identity.save(out, "agent").with_context(written)?;

@@ -1,0 +1,73 @@
+//! Points at which a debug build kills its own process, so that tests see what a crash leaves behind.
+//!
+//! `PHALANX_KILL_POINT=NAME` or `NAME:COUNT` arms one: the process gets SIGKILL when it is reached the first, or
+//! the COUNTth, time. A release build has none of this. Which points there are each program says itself.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const VARIABLE: &str = "PHALANX_KILL_POINT";
+
+/// The point that was asked for, and how often it is still to be passed.
+#[derive(Debug)]
+struct Armed {
+    point: String,
+    left: AtomicU32,
+}
+
+impl Armed {
+    /// A count of 0 is that of a point that is never reached.
+    fn read(text: &str) -> Self {
+        let counted = text.split_once(':').and_then(|(point, count)| Some((point, count.parse().ok()?)));
+        let (point, left) = counted.unwrap_or((text, 1));
+        Self { point: point.to_owned(), left: AtomicU32::new(left) }
+    }
+
+    /// True where this is the point, for the last time it was to be passed.
+    fn is_due(&self, point: &str) -> bool {
+        let pass = |left: u32| left.checked_sub(1);
+        self.point == point
+            && self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pass).is_ok_and(|left| left == 1)
+    }
+}
+
+/// Passes a point. True where the process is to die here.
+#[must_use]
+pub fn is_due(point: &str) -> bool {
+    static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+    let read = || std::env::var(VARIABLE).ok().map(|text| Armed::read(&text));
+    ARMED.get_or_init(read).as_ref().is_some_and(|armed| armed.is_due(point))
+}
+
+/// Passes a point, and dies where that is asked for.
+pub fn pass(point: &str) {
+    if is_due(point) {
+        kill();
+    }
+}
+
+/// Not an exit: nothing may be flushed, closed or said.
+pub fn kill() -> ! {
+    // It cannot fail for the own process.
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    loop {
+        std::thread::park();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_is_reached_as_often_as_asked_and_no_other_is() {
+        let armed = Armed::read("reserved:2");
+        assert!(!armed.is_due("ledger-written"));
+        assert!(!armed.is_due("reserved"));
+        assert!(armed.is_due("reserved"));
+        assert!(!armed.is_due("reserved"), "once is enough");
+        assert!(Armed::read("started").is_due("started"));
+        let never = Armed::read("started:0");
+        assert!(!never.is_due("started") && !never.is_due("started"));
+    }
+}
