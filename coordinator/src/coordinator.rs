@@ -200,13 +200,11 @@ impl Coordinator {
         let Opened { api, quic, admin, admin_address, recorder, clock } = open(config).await?;
         let (trouble, tended) = (api.trouble(), api.clone());
         let api = wrap(api);
-        let metrics = Arc::new(Metrics::default());
-        let progress = Arc::new(Progress::default());
+        let (metrics, progress) = (Arc::new(Metrics::default()), Arc::new(Progress::default()));
         let ready = Arc::new(AtomicBool::new(false));
         let (stop, stopping) = watch::channel(false);
         let (senders, inputs) = driver::channels(stopping.clone());
-        let mut others = JoinSet::new();
-        others.spawn(tended.tend());
+        let mut others = JoinSet::from_iter([tended.tend()]);
         serve_admin(
             admin,
             AdminParts {
@@ -222,8 +220,7 @@ impl Coordinator {
             stopping,
             &mut others,
         );
-        let incarnation =
-            u64::from_le_bytes(uuid::Uuid::new_v4().as_bytes()[..8].try_into().unwrap_or_default());
+        let incarnation = new_incarnation();
         let writer =
             writer::start(api.clone(), incarnation, senders.outcomes.clone(), Arc::clone(&metrics), clock);
         let recording = recorder.file().to_owned();
@@ -325,6 +322,12 @@ async fn follow<A: Api>(
     let (pods, reports) = mpsc::channel(runner::REPORTS);
     others.spawn(runner::run(api.clone(), watcher, objects, reports, clock));
     Ok(pods)
+}
+
+/// A number that no other process has.
+fn new_incarnation() -> u64 {
+    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+    high ^ low
 }
 
 /// The fact that an object was stored. Queues come before the gangs in them, and plans last: objects are listed
