@@ -25,7 +25,7 @@ pub use self::endpoints::{Endpoints, EndpointsError};
 use crate::admin::{self, AdminParts, Bounded};
 use crate::agents::{AgentServer, AgentServerParts, PodReport};
 use crate::api::embedded::{EmbeddedApi, OpenError};
-use crate::api::{Api, ApiError, Object};
+use crate::api::{Api, ApiError};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::convert::{self, Converted};
@@ -292,6 +292,12 @@ impl Coordinator {
             tracing::warn!("the last writes were not done within 10 s");
         }
         self.others.shutdown().await;
+        if let Some(term) = self.overtaken.get() {
+            tracing::warn!(
+                term = term.counter,
+                "this coordinator has given way to the one that leads under this term"
+            );
+        }
         clean
     }
 }
@@ -315,7 +321,9 @@ async fn follow<A: Api>(
     let counter = api.raise_term(0).await?;
     let started = Event::Started { term: Term { counter, incarnation } };
     let (watcher, objects) = Watcher::start(api.clone(), Arc::clone(metrics)).await?;
-    let stored: Vec<Event> = objects.iter().filter_map(|object| stored_event(object)).collect();
+    // Queues come before the gangs in them, and plans last: objects are listed by kind in that order.
+    let stored: Vec<Event> =
+        objects.iter().filter_map(|object| heard(convert::event_of_object(object))).collect();
     driver.begin(std::iter::once(started).chain(stored)).await;
     others.spawn(feed(watcher, senders.changes.clone()));
     let (watcher, objects) = Watcher::start(api.clone(), Arc::clone(metrics)).await?;
@@ -328,12 +336,6 @@ async fn follow<A: Api>(
 fn new_incarnation() -> u64 {
     let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
     high ^ low
-}
-
-/// The fact that an object was stored. Queues come before the gangs in them, and plans last: objects are listed
-/// by kind in that order.
-fn stored_event(object: &Object) -> Option<Event> {
-    heard(convert::event_of_object(object))
 }
 
 /// Says what could not be read.
