@@ -77,7 +77,8 @@ impl Core {
     /// proves it.
     pub(crate) fn find_whole(&mut self, key: GangKey, has_plan: bool) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let has_ours = || self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| pod.is_bound_by_us());
+        let is_ours = |pod: &Pod| pod.is_live() && pod.is_bound_by_us();
+        let has_ours = || self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| is_ours(pod));
         let was_whole = self.has_started_pods(key) || (!has_plan && !gang.is_made_up() && has_ours());
         if let Some(gang) = self.gangs.gangs.get_mut(&key).filter(|_| was_whole) {
             gang.was_whole = true;
