@@ -137,7 +137,8 @@ impl Core {
         self.leases.touched.insert(id);
         let Some(key) = lease.gang else { return };
         let wanted = lease.wanted;
-        if state == Some(LeaseState::Started) && !lease.local {
+        // A lease that is being given back may be of an earlier life of the gang.
+        if state == Some(LeaseState::Started) && !lease.local && wanted != LeaseState::Gone {
             self.note_start(key);
         }
         let Some(round) = self.gangs.gangs.get_mut(&key).and_then(|gang| gang.phase.round_mut()) else {

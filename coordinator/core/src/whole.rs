@@ -86,11 +86,13 @@ impl Core {
     }
 
     /// True where a pod of the gang got through the start gate. Pods without a lease pass none: they show something only
-    /// where no other has one.
+    /// where no other has one. One that has ended, or is being deleted, may be of an earlier life of the gang; where the
+    /// PodGroup is gone there is none but that one.
     fn has_started_pods(&self, key: GangKey) -> bool {
         let Some(gang) = self.gangs.gangs.get(&key) else { return false };
         let has_lease = |pod: &Pod| pod.spec.binding.as_ref().is_some_and(|binding| binding.lease.is_some());
-        let pods = || self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod);
+        let counts = |pod: &&Pod| pod.is_live() || gang.is_made_up();
+        let pods = || self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod).filter(counts);
         let is_gated = pods().any(has_lease);
         let is_started = |pod: &Pod| {
             let lease = pod.lease.and_then(|id| self.leases.leases.get(&id));

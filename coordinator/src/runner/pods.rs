@@ -232,7 +232,10 @@ fn has_run(pod: &Object) -> bool {
     match phase(pod) {
         PodPhase::Pending => false,
         PodPhase::Running | PodPhase::Succeeded => true,
-        PodPhase::Failed => pod_start(&pod.status) < pod_end(&pod.status),
+        PodPhase::Failed => {
+            let times = pod_start(&pod.status).zip(pod_end(&pod.status));
+            times.is_some_and(|(start, end)| start < end)
+        }
     }
 }
 
