@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_benches::{GPUS_PER_NODE, inventory, node_name};
+use phalanx_benches::{GPUS_PER_NODE, hello, node_name};
 use phalanx_common::ids::{ClusterId, Term};
-use phalanx_common::wire::{FromAgent, Hello, ToAgent};
+use phalanx_common::wire::{FromAgent, ToAgent};
 use phalanx_coordinator::agents::{AgentInput, AgentServer, AgentServerParts, Outbox};
 use phalanx_coordinator::clock::Clock;
 use phalanx_coordinator::driver::{Driver, Parts};
@@ -59,18 +59,6 @@ fn resident_bytes() -> Result<usize, Failure> {
 
 fn mebibytes(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 20)
-}
-
-fn hello(node: usize) -> Hello {
-    Hello {
-        oldest_version: 1,
-        newest_version: 2,
-        node: node_name(node),
-        cluster: None,
-        highest_term: Term::default(),
-        inventory: inventory(node),
-        leases: Vec::new(),
-    }
 }
 
 /// The machine and the loop around it, told of so many nodes.

@@ -74,6 +74,20 @@ pub fn pod_request(gpus: u64) -> PodRequest {
     PodRequest { containers: vec![container], overhead: Resources::new() }
 }
 
+/// What the agent of a node says first: it holds nothing.
+#[must_use]
+pub fn hello(node: usize) -> Hello {
+    Hello {
+        oldest_version: 1,
+        newest_version: 2,
+        node: node_name(node),
+        cluster: None,
+        highest_term: Term::default(),
+        inventory: inventory(node),
+        leases: Vec::new(),
+    }
+}
+
 fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> PodSpec {
     PodSpec {
         uid: PodUid::from(name),
@@ -134,16 +148,7 @@ impl Cluster {
         }
         cluster.apply(Event::Synced);
         for node in 0..nodes {
-            let hello = Hello {
-                oldest_version: 1,
-                newest_version: 2,
-                node: node_name(node),
-                cluster: None,
-                highest_term: Term::default(),
-                inventory: inventory(node),
-                leases: Vec::new(),
-            };
-            cluster.apply(Event::AgentConnected { session: node as u64 + 1, hello: Box::new(hello) });
+            cluster.apply(Event::AgentConnected { session: node as u64 + 1, hello: Box::new(hello(node)) });
         }
         cluster.core.cycle(cluster.now, &mut cluster.actions);
         cluster

@@ -74,15 +74,18 @@ impl Core {
 
     /// A gang with pods that a coordinator bound, and no plan, was wholly bound once, since then its plan was removed:
     /// whoever was lost since, the rest may run. Where the PodGroup is gone the plan went with it, and only a start
-    /// proves it.
+    /// proves it. One that was made anew meanwhile is not told from the old one: pods bear no UID of their group.
     pub(crate) fn find_whole(&mut self, key: GangKey, has_plan: bool) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let is_ours = |pod: &Pod| pod.is_live() && pod.is_bound_by_us();
-        let has_ours = || self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| is_ours(pod));
-        let was_whole = self.has_started_pods(key) || (!has_plan && !gang.is_made_up() && has_ours());
+        let was_whole =
+            self.has_started_pods(key) || (!has_plan && !gang.is_made_up() && self.has_live_of_ours(gang));
         if let Some(gang) = self.gangs.gangs.get_mut(&key).filter(|_| was_whole) {
             gang.was_whole = true;
         }
+    }
+
+    fn has_live_of_ours(&self, gang: &Gang) -> bool {
+        self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| pod.is_live() && pod.is_bound_by_us())
     }
 
     /// True where a pod of the gang got through the start gate. Pods without a lease pass none: they show something only
@@ -121,9 +124,7 @@ impl Core {
             gang.was_whole = true;
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let has_ours =
-            self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| pod.is_live() && pod.is_bound_by_us());
-        let holds = has_ours && !gang.was_whole;
+        let holds = self.has_live_of_ours(gang) && !gang.was_whole;
         let made_up = gang.is_made_up();
         let phase = if self.is_satisfied(key) {
             self.open_start_gate(key);
