@@ -1,0 +1,1 @@
+//! Builds the binaries of Kubernetes that the tests start, into a cache outside the tree.

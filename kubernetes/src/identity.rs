@@ -1,0 +1,1 @@
+//! Who an agent is: reviews of projected service account tokens.
