@@ -15,6 +15,8 @@ use serde_json::Value;
 use thiserror::Error;
 use tokio::sync::watch;
 
+use crate::convert::Reading;
+
 pub mod apply;
 pub mod embedded;
 pub mod faults;
@@ -422,6 +424,11 @@ pub trait Api: Clone + Send + Sync + 'static {
 
     /// Identity of the cluster, drawn when the store was made.
     fn cluster_id(&self) -> ClusterId;
+
+    /// How its objects are read: whose pods are ours.
+    fn reading(&self) -> Reading {
+        Reading::default()
+    }
 
     /// Raises the term's counter above its stored value and above `above`, and returns it.
     fn raise_term(&self, above: u64) -> impl Future<Output = Result<u64, ApiError>> + Send;

@@ -17,17 +17,19 @@ use crate::api::store::{node_name, phase};
 use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
 use crate::manifest::group::{read_node, read_pod_group, read_priority, read_queue};
 use crate::manifest::names::{
-    EXACTNESS, GPU_UUIDS, GROUP_NAME, LEASE_ID, MIXED_GPU_MODELS, RUN_FOR, SCHEDULER_PHALANX,
-    SCHEDULER_VOLCANO, TASK_SPEC, TERM, parse_run_for, parse_switch, shared_text,
+    EXACTNESS, GPU_UUIDS, GROUP_NAME, LEASE_ID, MIXED_GPU_MODELS, RUN_FOR, TASK_SPEC, TERM, parse_run_for,
+    parse_switch, shared_text,
 };
 use crate::manifest::pod::read_pod;
 use crate::manifest::reader::{Cursor, Sink};
 use crate::manifest::tree::Node;
 
 pub mod plan;
+mod reading;
 pub mod status;
 
 pub use plan::{plan_object, plan_of_object};
+pub use reading::Reading;
 
 /// Task of pods that name none.
 pub const DEFAULT_TASK: &str = "default";
@@ -49,9 +51,9 @@ impl Converted {
 
 /// The fact that a change is.
 #[must_use]
-pub fn event_of_change(change: &Change) -> Converted {
+pub fn event_of_change(reading: &Reading, change: &Change) -> Converted {
     match &change.body {
-        ChangeBody::Applied(object) => event_of_object(object),
+        ChangeBody::Applied(object) => event_of_object(reading, object),
         ChangeBody::Deleted { key, uid } => {
             Converted { event: event_of_deletion(key, uid), warnings: Vec::new() }
         }
@@ -60,7 +62,7 @@ pub fn event_of_change(change: &Change) -> Converted {
 
 /// The fact that an object is there. Jobs give none: they are expanded by `crate::jobs`.
 #[must_use]
-pub fn event_of_object(object: &Object) -> Converted {
+pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
     match object.kind {
         Kind::Queue => read_whole(object, |spec, sink| {
             let queue = read_queue(Some(spec), sink);
@@ -90,7 +92,7 @@ pub fn event_of_object(object: &Object) -> Converted {
             })
         }),
         Kind::PodGroup => read_whole(object, |spec, sink| Event::GangApplied(gang(object, spec, sink))),
-        Kind::Pod => pod_event(object),
+        Kind::Pod => pod_event(reading, object),
         Kind::GangPlan => match plan_of_object(object) {
             Ok(plan) => Converted::event(Event::PlanFound(plan)),
             Err(problem) => Converted { event: None, warnings: vec![problem] },
@@ -172,15 +174,8 @@ fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink) -> GangSpec {
     }
 }
 
-/// True for a pod that names one of our schedulers.
-#[must_use]
-pub fn is_ours(pod: &Object) -> bool {
-    let scheduler = pod.spec.get("schedulerName").and_then(|name| name.as_str());
-    matches!(scheduler, Some(SCHEDULER_PHALANX | SCHEDULER_VOLCANO))
-}
-
-fn pod_event(object: &Object) -> Converted {
-    let Some(group) = object.annotation(GROUP_NAME).filter(|_| is_ours(object)) else {
+fn pod_event(reading: &Reading, object: &Object) -> Converted {
+    let Some(group) = object.annotation(GROUP_NAME).filter(|_| reading.is_ours(object)) else {
         return Converted::default();
     };
     let tree = tree_of_spec(object);
@@ -189,7 +184,9 @@ fn pod_event(object: &Object) -> Converted {
     let mut blockers = pod.blockers;
     let blocker =
         |field: &str, message: &str| Blocker { field: Arc::from(field), message: Arc::from(message) };
-    blockers.extend(errors(&sink).map(|(field, message)| blocker(field, message)));
+    // Which schedulers' pods are ours is configured; manifests know only two names.
+    let wrong = errors(&sink).filter(|(field, _)| *field != "spec.schedulerName");
+    blockers.extend(wrong.map(|(field, message)| blocker(field, message)));
     let run_for = match object.annotation(RUN_FOR).map(parse_run_for).transpose() {
         Ok(run_for) => run_for,
         Err(problem) => {
@@ -220,8 +217,8 @@ fn pod_event(object: &Object) -> Converted {
 
 /// A pod as the core knows it; `None` where it is not ours, or has no PodGroup yet.
 #[must_use]
-pub fn pod_of_object(object: &Object) -> Option<Box<PodSpec>> {
-    match pod_event(object).event {
+pub fn pod_of_object(reading: &Reading, object: &Object) -> Option<Box<PodSpec>> {
+    match pod_event(reading, object).event {
         Some(Event::PodApplied(pod)) => Some(pod),
         _ => None,
     }

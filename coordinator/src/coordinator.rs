@@ -28,7 +28,7 @@ use crate::api::embedded::{EmbeddedApi, OpenError};
 use crate::api::{Api, ApiError};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::convert::{self, Converted};
+use crate::convert::{self, Converted, Reading};
 use crate::driver::{self, Driver, Inputs, Senders};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
@@ -322,10 +322,11 @@ async fn follow<A: Api>(
     let started = Event::Started { term: Term { counter, incarnation } };
     let (watcher, objects) = Watcher::start(api.clone(), Arc::clone(metrics)).await?;
     // Queues come before the gangs in them, and plans last: objects are listed by kind in that order.
+    let reading = api.reading();
     let stored: Vec<Event> =
-        objects.iter().filter_map(|object| heard(convert::event_of_object(object))).collect();
+        objects.iter().filter_map(|object| heard(convert::event_of_object(&reading, object))).collect();
     driver.begin(std::iter::once(started).chain(stored)).await;
-    others.spawn(feed(watcher, senders.changes.clone()));
+    others.spawn(feed(reading, watcher, senders.changes.clone()));
     let (watcher, objects) = Watcher::start(api.clone(), Arc::clone(metrics)).await?;
     let (pods, reports) = mpsc::channel(runner::REPORTS);
     others.spawn(runner::run(api.clone(), watcher, objects, reports, clock));
@@ -347,9 +348,9 @@ fn heard(converted: Converted) -> Option<Event> {
 }
 
 /// Changes of the API become events for the loop.
-async fn feed<A: Api>(mut watcher: Watcher<A>, events: mpsc::Sender<Vec<Event>>) {
+async fn feed<A: Api>(reading: Reading, mut watcher: Watcher<A>, events: mpsc::Sender<Vec<Event>>) {
     while let Some(changes) = watcher.next().await {
-        let converted = changes.iter().map(convert::event_of_change);
+        let converted = changes.iter().map(|change| convert::event_of_change(&reading, change));
         let batch: Vec<Event> = converted.filter_map(heard).collect();
         if !batch.is_empty() && events.send(batch).await.is_err() {
             return;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use phalanx_common::units::Time;
 
 use crate::api::{Change, ChangeBody, Kind, Mutation, Object, ObjectKey};
-use crate::convert::is_ours;
+use crate::convert::Reading;
 use crate::manifest::names::GROUP_NAME;
 
 mod expand;
@@ -34,6 +34,7 @@ pub struct Jobs {
     objects: BTreeMap<ObjectKey, Arc<Object>>,
     pods_of_job: BTreeMap<String, BTreeSet<ObjectKey>>,
     dirty: BTreeSet<ObjectKey>,
+    reading: Reading,
 }
 
 impl Jobs {
@@ -41,6 +42,12 @@ impl Jobs {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Knows nothing yet, and whose pods are ours.
+    #[must_use]
+    pub fn with(reading: Reading) -> Self {
+        Self { reading, ..Self::default() }
     }
 
     /// Takes a change.
@@ -123,7 +130,8 @@ impl Jobs {
                 Kind::Pod => {
                     let group =
                         ObjectKey::new(Kind::PodGroup, &key.namespace, &expand::own_group_name(object));
-                    expand::bare_pod(object, self.objects.get(&group).map(|group| &**group), &mut writes);
+                    let group = self.objects.get(&group).map(|group| &**group);
+                    expand::bare_pod(&self.reading, object, group, &mut writes);
                 }
                 _ => {}
             }
@@ -144,7 +152,7 @@ impl Jobs {
             (Kind::PodGroup, Some(owner)) if owner.kind == Kind::Pod => {
                 self.dirty.insert(ObjectKey::new(Kind::Pod, namespace, &owner.name));
             }
-            (Kind::Pod, _) if is_bare(object) => {
+            (Kind::Pod, _) if is_bare(&self.reading, object) => {
                 self.dirty.insert(object.key());
             }
             _ => {}
@@ -169,7 +177,7 @@ fn job_of_pod(object: &Object) -> Option<&str> {
 }
 
 /// True for a pod of ours that has no PodGroup, or only the one that was made for it.
-pub(crate) fn is_bare(pod: &Object) -> bool {
+pub(crate) fn is_bare(reading: &Reading, pod: &Object) -> bool {
     let group = pod.annotation(GROUP_NAME);
-    is_ours(pod) && group.is_none_or(|group| group == expand::own_group_name(pod))
+    reading.is_ours(pod) && group.is_none_or(|group| group == expand::own_group_name(pod))
 }

@@ -43,7 +43,7 @@ pub async fn run<A: Api>(
     mut reports: mpsc::Receiver<PodReport>,
     clock: Clock,
 ) {
-    let mut seen = Seen::default();
+    let mut seen = Seen { jobs: Jobs::with(api.reading()), ..Seen::default() };
     for object in objects {
         seen.jobs.applied(&object);
         seen.objects.insert(object.key(), object);

@@ -20,7 +20,7 @@ use crate::api::apply::MOST_CONFLICTS;
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::clock::Clock;
 use crate::convert::status::{pod_group_status, queue_status};
-use crate::convert::{self, outcome_of, plan};
+use crate::convert::{self, Reading, outcome_of, plan};
 use crate::metrics::{Metrics, command_name, outcome_name};
 
 /// Actions between the loop and the workers.
@@ -282,12 +282,12 @@ impl<A: Api> Worker<A> {
         let preconditions = Preconditions::uid(pod.as_str());
         let patch = Mutation::PatchAnnotations { key: pod_key(name), preconditions, annotations };
         let answer = self.timed(self.api.mutate(patch)).await;
-        pod_fenced(action, pod, answer)
+        pod_fenced(&self.api.reading(), action, pod, answer)
     }
 
     async fn read_pod(&self, action: ActionId, pod: &PodUid, name: &GangName) -> Event {
         let answer = self.timed(self.api.get(&pod_key(name))).await;
-        pod_read(action, pod, answer)
+        pod_read(&self.api.reading(), action, pod, answer)
     }
 }
 
@@ -298,9 +298,14 @@ fn pod_key(name: &GangName) -> ObjectKey {
 /// What the core hears of a pod that was read or fenced. An object of that name and another UID means that the pod is
 /// gone; any other conflict says nothing of it.
 #[must_use]
-pub fn pod_read(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiError>) -> Event {
+pub fn pod_read(
+    reading: &Reading,
+    action: ActionId,
+    pod: &PodUid,
+    answer: Result<Arc<Object>, ApiError>,
+) -> Event {
     match answer {
-        Ok(object) if object.metadata.uid == pod.as_str() => match convert::pod_of_object(&object) {
+        Ok(object) if object.metadata.uid == pod.as_str() => match convert::pod_of_object(reading, &object) {
             Some(pod) => Event::PodRead { action, pod: Some(pod) },
             None => {
                 let text = format!("{} names no scheduler or gang of ours any more", object.key());
@@ -314,12 +319,19 @@ pub fn pod_read(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiE
 
 /// What the core hears of a pod that was fenced. One that is none of ours any more was fenced all the same.
 #[must_use]
-pub fn pod_fenced(action: ActionId, pod: &PodUid, answer: Result<Arc<Object>, ApiError>) -> Event {
+pub fn pod_fenced(
+    reading: &Reading,
+    action: ActionId,
+    pod: &PodUid,
+    answer: Result<Arc<Object>, ApiError>,
+) -> Event {
     match &answer {
-        Ok(object) if object.metadata.uid == pod.as_str() && convert::pod_of_object(object).is_none() => {
+        Ok(object)
+            if object.metadata.uid == pod.as_str() && convert::pod_of_object(reading, object).is_none() =>
+        {
             Event::ActionDone { action, outcome: Outcome::Done }
         }
-        _ => pod_read(action, pod, answer),
+        _ => pod_read(reading, action, pod, answer),
     }
 }
 

@@ -13,8 +13,8 @@ use phalanx_coordinator::convert::status::{
     format_time, parse_time, pod_group_status, pod_start, pod_status, queue_status,
 };
 use phalanx_coordinator::convert::{
-    bind_annotations, binding_of_pod, event_of_change, event_of_object, fence_annotations, outcome_of,
-    plan_object, plan_of_object, pod_of_object,
+    Reading, bind_annotations, binding_of_pod, event_of_change, event_of_object, fence_annotations,
+    outcome_of, plan_object, plan_of_object, pod_of_object,
 };
 use phalanx_coordinator::manifest::parse;
 use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};
@@ -36,7 +36,7 @@ fn stored(text: &str) -> Vec<Object> {
 }
 
 fn event(object: &Object) -> Event {
-    let converted = event_of_object(object);
+    let converted = event_of_object(&Reading::default(), object);
     assert_eq!(converted.warnings, Vec::<String>::new());
     converted.event.unwrap()
 }
@@ -137,15 +137,15 @@ fn a_pod_becomes_what_the_core_needs() {
 fn pods_that_are_not_ours_or_have_no_gang_give_no_event() {
     let mut pod = stored(POD).remove(0);
     pod.metadata.annotations.remove("scheduling.k8s.io/group-name");
-    assert_eq!(event_of_object(&pod).event, None);
-    assert_eq!(pod_of_object(&pod), None);
+    assert_eq!(event_of_object(&Reading::default(), &pod).event, None);
+    assert_eq!(pod_of_object(&Reading::default(), &pod), None);
     let mut pod = stored(POD).remove(0);
     pod.spec["schedulerName"] = json!("default-scheduler");
-    assert_eq!(event_of_object(&pod).event, None);
+    assert_eq!(event_of_object(&Reading::default(), &pod).event, None);
     pod.spec.as_object_mut().unwrap().remove("schedulerName");
-    assert_eq!(event_of_object(&pod).event, None);
+    assert_eq!(event_of_object(&Reading::default(), &pod).event, None);
     for kind in [Kind::Job, Kind::GangPlan] {
-        assert_eq!(event_of_object(&Object::new(kind, "a", "x")).event, None);
+        assert_eq!(event_of_object(&Reading::default(), &Object::new(kind, "a", "x")).event, None);
     }
 }
 
@@ -237,7 +237,7 @@ fn case_116_a_stored_object_that_is_wrong_is_left_out_with_a_warning() {
         ),
     ];
     for (kind, spec, warning) in wrong {
-        let converted = event_of_object(&Object::new(kind, "a", "x").with_spec(spec));
+        let converted = event_of_object(&Reading::default(), &Object::new(kind, "a", "x").with_spec(spec));
         assert_eq!((converted.event, converted.warnings), (None, vec![warning.to_owned()]));
     }
 }
@@ -246,11 +246,10 @@ fn case_116_a_stored_object_that_is_wrong_is_left_out_with_a_warning() {
 fn deletions_become_events() {
     let deleted = |kind: Kind| {
         let key = Object::new(kind, "a", "x").key();
-        event_of_change(&Change {
-            resource_version: 1,
-            kind,
-            body: ChangeBody::Deleted { key, uid: "u".to_owned() },
-        })
+        event_of_change(
+            &Reading::default(),
+            &Change { resource_version: 1, kind, body: ChangeBody::Deleted { key, uid: "u".to_owned() } },
+        )
         .event
     };
     assert_eq!(deleted(Kind::Queue), Some(Event::QueueDeleted(QueueName::from("x"))));
@@ -264,7 +263,7 @@ fn deletions_become_events() {
         kind: Kind::Queue,
         body: ChangeBody::Applied(Arc::new(Object::new(Kind::Queue, "", "q"))),
     };
-    assert!(matches!(event_of_change(&applied).event, Some(Event::QueueApplied(_))));
+    assert!(matches!(event_of_change(&Reading::default(), &applied).event, Some(Event::QueueApplied(_))));
 }
 
 fn gpu(number: u128) -> GpuId {

@@ -14,6 +14,7 @@ use phalanx_common::units::Time;
 use phalanx_common::wire::codec::{self, HEADER_BYTES, Message};
 use phalanx_common::wire::{FromAgent, OLDEST_VERSION, ToAgent};
 use phalanx_coordinator::api::{Kind, Object};
+use phalanx_coordinator::convert::Reading;
 use phalanx_coordinator::manifest::names::GROUP_NAME;
 use phalanx_coordinator::recorder::Record;
 use phalanx_coordinator::{convert, jobs, manifest};
@@ -80,12 +81,15 @@ fn stored(mut object: Object) {
     // The store's status may be anything.
     object.status = object.spec.clone();
     let now = Time(1_700_000_000_000);
-    let converted = convert::event_of_object(&object);
+    let converted = convert::event_of_object(&Reading::default(), &object);
     assert_eq!(converted.warnings, Vec::<String>::new(), "what was taken is left out later: {text}");
     match object.kind {
         Kind::Pod => {
             object.metadata.annotations.insert(GROUP_NAME.to_owned(), "group".to_owned());
-            assert!(convert::event_of_object(&object).event.is_some(), "a pod of ours is known: {text}");
+            assert!(
+                convert::event_of_object(&Reading::default(), &object).event.is_some(),
+                "a pod of ours is known: {text}"
+            );
             let _ = convert::status::pod_status(&object.status, PodPhase::Running, now);
         }
         Kind::Job => {

@@ -8,7 +8,7 @@ use phalanx_coordinator::api::faults::{Call, Fault};
 use phalanx_coordinator::api::{ApiError, Kind, Mutation, ObjectKey, Preconditions};
 use phalanx_coordinator::convert::plan::{plan_key, plan_removal, plan_write};
 use phalanx_coordinator::convert::status::{pod_group_status, queue_status};
-use phalanx_coordinator::convert::{self, outcome_of};
+use phalanx_coordinator::convert::{self, Reading, outcome_of};
 use phalanx_coordinator::metrics::{command_name, outcome_name};
 use phalanx_coordinator::writer::{pod_fenced, pod_read};
 use phalanx_core::action::{Action, Command};
@@ -287,7 +287,7 @@ impl World {
         let patch = Mutation::PatchAnnotations { key: pod_key(name), preconditions, annotations };
         let answer = self.api.write(fault, patch, self.now);
         self.log.line(self.now, format_args!("api: fence {}: {}", name.name, short(&answer)));
-        pod_fenced(action, pod, answer)
+        pod_fenced(&Reading::default(), action, pod, answer)
     }
 
     fn read_pod(&mut self, action: ActionId, pod: &PodUid, name: &GangName, fault: Option<Fault>) -> Event {
@@ -296,7 +296,7 @@ impl World {
             None => self.api.store.get(&pod_key(name)),
         };
         self.log.line(self.now, format_args!("api: read {}: {}", name.name, short(&answer)));
-        pod_read(action, pod, answer)
+        pod_read(&Reading::default(), action, pod, answer)
     }
 }
 

@@ -7,7 +7,7 @@ use phalanx_common::ids::{ClusterId, GangName, NodeName, PodUid, QueueName, Term
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, LeaseState, ToAgent, VERSION};
 use phalanx_coordinator::agents::PodReport;
-use phalanx_coordinator::convert;
+use phalanx_coordinator::convert::{self, Reading};
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
 use phalanx_core::{Core, invariants};
@@ -113,8 +113,10 @@ impl World {
         self.processes.insert(incarnation, process);
         self.log.line(self.now, format_args!("coordinator starts, term {term}, {} objects", objects.len()));
         self.log.count("coordinator start");
-        let stored: Vec<Event> =
-            objects.iter().filter_map(|object| convert::event_of_object(object).event).collect();
+        let stored: Vec<Event> = objects
+            .iter()
+            .filter_map(|object| convert::event_of_object(&Reading::default(), object).event)
+            .collect();
         let events = std::iter::once(Event::Started { term }).chain(stored).chain([Event::Synced]);
         let mut actions = Vec::new();
         for event in events {
@@ -326,7 +328,7 @@ impl World {
         }
         let mut actions = Vec::new();
         for change in &changes {
-            if let Some(event) = convert::event_of_change(change).event {
+            if let Some(event) = convert::event_of_change(&Reading::default(), change).event {
                 self.record(incarnation, event, &mut actions);
             }
         }

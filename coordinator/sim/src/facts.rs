@@ -11,7 +11,7 @@ use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 use phalanx_coordinator::api::store::node_name;
 use phalanx_coordinator::api::{Change, ChangeBody, Kind, Object, ObjectKey};
-use phalanx_coordinator::convert;
+use phalanx_coordinator::convert::{self, Reading};
 use phalanx_core::event::Event;
 use serde_json::Value;
 
@@ -223,7 +223,7 @@ impl Facts {
             self.plans.insert(gang, deadline);
             return;
         }
-        match convert::event_of_object(object).event {
+        match convert::event_of_object(&Reading::default(), object).event {
             Some(Event::QueueApplied(queue)) => {
                 self.capability.insert(queue.name.as_str().to_owned(), queue.capability);
                 self.queue_status.insert(queue.name.as_str().to_owned(), object.status.clone());

@@ -69,16 +69,19 @@ async fn find_gang<A: Api>(parts: &AdminParts<A>, namespace: &str, name: &str) -
         });
     }
     if let Some(pod) = object(parts, Kind::Pod, namespace, name).await? {
-        if !convert::is_ours(&pod) {
+        let reading = parts.api.reading();
+        if !reading.is_ours(&pod) {
+            let ours: Vec<&str> = reading.schedulers().collect();
             let text = format!(
-                "pod {namespace}/{name} is not ours: spec.schedulerName is neither phalanx nor volcano"
+                "pod {namespace}/{name} is not ours: spec.schedulerName is not {}",
+                ours.join(" or ")
             );
             return Err(Failure::new(StatusCode::NOT_FOUND, text));
         }
         if let Some(text) = pods::missing_group(parts, &pod).await? {
             return Ok(Found::NotYet(text));
         }
-        return Ok(match convert::pod_of_object(&pod) {
+        return Ok(match convert::pod_of_object(&reading, &pod) {
             Some(pod) => Found::Gang(pod.gang),
             None => Found::NotYet(format!(
                 "pod {namespace}/{name} exists and its PodGroup is not made yet; ask again"

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::AdminParts;
 use crate::api::{Api, ApiError, Kind, Object, ObjectKey};
-use crate::convert;
+use crate::convert::Reading;
 use crate::jobs::is_bare;
 use crate::manifest::names::GROUP_NAME;
 
 /// The PodGroup that a pod's owner wants it in; `None` where one is made for it.
-fn named_group(pod: &Object) -> Option<&str> {
-    if convert::is_ours(pod) && !is_bare(pod) { pod.annotation(GROUP_NAME) } else { None }
+fn named_group<'a>(reading: &Reading, pod: &'a Object) -> Option<&'a str> {
+    if reading.is_ours(pod) && !is_bare(reading, pod) { pod.annotation(GROUP_NAME) } else { None }
 }
 
 /// Why a pod has no gang, where its PodGroup is missing.
@@ -18,7 +18,7 @@ pub(super) async fn missing_group<A: Api>(
     parts: &AdminParts<A>,
     pod: &Object,
 ) -> Result<Option<String>, ApiError> {
-    let Some(group) = named_group(pod) else { return Ok(None) };
+    let Some(group) = named_group(&parts.api.reading(), pod) else { return Ok(None) };
     let group = ObjectKey::new(Kind::PodGroup, &pod.metadata.namespace, group);
     match parts.api.get(&group).await {
         Ok(_) => Ok(None),
@@ -40,6 +40,8 @@ pub(super) async fn naming<A: Api>(
     group: &str,
 ) -> Result<Option<Arc<Object>>, ApiError> {
     let (pods, _) = parts.api.list(Some(Kind::Pod)).await?;
-    let names = |pod: &Arc<Object>| pod.metadata.namespace == namespace && named_group(pod) == Some(group);
+    let reading = parts.api.reading();
+    let names =
+        |pod: &Arc<Object>| pod.metadata.namespace == namespace && named_group(&reading, pod) == Some(group);
     Ok(pods.into_iter().find(names))
 }

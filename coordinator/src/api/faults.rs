@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::store::Store;
 use super::{Api, ApiError, Change, Kind, Mutation, Object, ObjectKey};
+use crate::convert::Reading;
 
 /// What may go wrong with one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,6 +229,10 @@ impl<A: Api> Api for FaultyApi<A> {
 
     fn subscribe(&self) -> watch::Receiver<u64> {
         self.inner.subscribe()
+    }
+
+    fn reading(&self) -> Reading {
+        self.inner.reading()
     }
 
     fn cluster_id(&self) -> ClusterId {

@@ -10,6 +10,7 @@ use super::status::{is_final, job_status};
 use super::{Writes, is_bare};
 use crate::api::store::phase;
 use crate::api::{Kind, Mutation, Object, Owner, Preconditions};
+use crate::convert::Reading;
 use crate::manifest::amounts::resources_to_json;
 use crate::manifest::job::{JobFields, read_job};
 use crate::manifest::names::{
@@ -83,12 +84,13 @@ pub fn job(job: &Object, group: Option<&Object>, pods: &[&Object], now: Time, wr
             writes.mutations.push(Mutation::Create(Box::new(wanted)));
             return;
         }
-        Some(group) if group.spec != wanted.spec => {
-            let mut changed = group.clone();
-            changed.spec = wanted.spec;
-            writes.mutations.push(Mutation::Update(Box::new(changed)));
+        Some(group) => {
+            if let Some(spec) = brought_up_to_date(&group.spec, &wanted.spec) {
+                let mut changed = group.clone();
+                changed.spec = spec;
+                writes.mutations.push(Mutation::Update(Box::new(changed)));
+            }
         }
-        Some(_) => {}
     }
     remove_surplus(&fields, job, pods, writes);
     if !ended && group.is_some_and(is_admitted) {
@@ -164,6 +166,33 @@ fn pod_group(job: &Object, fields: &JobFields) -> Object {
         group.metadata.annotations.insert(MIXED_GPU_MODELS.to_owned(), "true".to_owned());
     }
     group
+}
+
+/// Fields of a PodGroup that follow its job.
+const OF_THE_JOB: [&str; 5] = ["minMember", "minTaskMember", "queue", "priorityClassName", "minResources"];
+
+/// The stored spec with what follows the job set anew; `None` where it is so already. Defaults that an API server has
+/// filled in, and fields of others, stay.
+fn brought_up_to_date(stored: &Value, wanted: &Value) -> Option<Value> {
+    let mut spec = stored.as_object().cloned().unwrap_or_default();
+    let mut changed = false;
+    for field in OF_THE_JOB {
+        let (before, after) = (spec.get(field), wanted.get(field));
+        let is_empty = |value: Option<&Value>| match value {
+            None | Some(Value::Null) => true,
+            Some(Value::Object(entries)) => entries.is_empty(),
+            Some(_) => false,
+        };
+        if before == after || is_empty(before) && is_empty(after) {
+            continue;
+        }
+        changed = true;
+        match after {
+            Some(after) => spec.insert(field.to_owned(), after.clone()),
+            None => spec.remove(field),
+        };
+    }
+    changed.then_some(Value::Object(spec))
 }
 
 /// Minimums of the tasks. A task that states none needs all its replicas only where the job as a
@@ -261,8 +290,8 @@ fn job_pod(job: &Object, fields: &JobFields, task_at: usize, index: u32, name: &
 }
 
 /// Writes for a pod that names no PodGroup.
-pub fn bare_pod(pod: &Object, group: Option<&Object>, writes: &mut Writes) {
-    if !is_bare(pod) || pod.metadata.deletion.is_some() || phase(pod).is_terminal() {
+pub fn bare_pod(reading: &Reading, pod: &Object, group: Option<&Object>, writes: &mut Writes) {
+    if !is_bare(reading, pod) || pod.metadata.deletion.is_some() || phase(pod).is_terminal() {
         return;
     }
     if group.is_none() {

@@ -15,8 +15,8 @@ use super::Objects;
 use crate::agents::PodReport;
 use crate::api::store::{node_name, phase};
 use crate::api::{Kind, Mutation, Object, ObjectKey, Preconditions};
-use crate::convert;
 use crate::convert::status::{pod_end, pod_start, pod_status};
+use crate::convert::{self, Reading};
 
 /// Reports kept of pods that are not known, and leases kept that are gone: the oldest is forgotten first.
 const KEPT: usize = 65_536;
@@ -46,6 +46,7 @@ pub struct PodLedger {
     gone_order: VecDeque<LeaseId>,
     /// Reports read so far.
     read: u64,
+    reading: Reading,
 }
 
 /// What is to be done.
@@ -134,11 +135,11 @@ impl PodLedger {
             if over || node_name(object).is_none() {
                 continue;
             }
-            let Some(pod) = convert::pod_of_object(object) else { continue };
+            let Some(pod) = convert::pod_of_object(&self.reading, object) else { continue };
             let Some(binding) = &pod.binding else { continue };
             match binding.lease {
                 Some(lease) => wanted.writes.extend(self.with_agent(object, &pod, binding, lease, now)),
-                None => without_agent(object, &pod, (objects, &started), now, &mut wanted),
+                None => without_agent(object, &pod, (objects, &started, &self.reading), now, &mut wanted),
             }
         }
         wanted
@@ -180,8 +181,8 @@ impl PodLedger {
     }
 }
 
-/// Everything there is, and the gangs of which something has run, once somebody has asked.
-type Known<'a> = (&'a Objects, &'a OnceCell<BTreeSet<GangName>>);
+/// Everything there is, the gangs of which something has run, once somebody has asked, and whose pods are ours.
+type Known<'a> = (&'a Objects, &'a OnceCell<BTreeSet<GangName>>, &'a Reading);
 
 fn without_agent(object: &Object, pod: &PodSpec, known: Known<'_>, now: Time, wanted: &mut Wanted) {
     if pod.deleting {
@@ -207,10 +208,10 @@ fn without_agent(object: &Object, pod: &PodSpec, known: Known<'_>, now: Time, wa
 
 /// The plan is written before the first pod is bound. It is removed when all are, or when the binding was rolled
 /// back: then the pod is deleted before.
-fn gang_is_bound(pod: &PodSpec, (objects, started): Known<'_>) -> bool {
+fn gang_is_bound(pod: &PodSpec, (objects, started, reading): Known<'_>) -> bool {
     let group = ObjectKey::new(Kind::PodGroup, &pod.gang.namespace, &pod.gang.name);
     if !objects.contains_key(&group)
-        && !started.get_or_init(|| gangs_that_started(objects)).contains(&pod.gang)
+        && !started.get_or_init(|| gangs_that_started(reading, objects)).contains(&pod.gang)
     {
         // The plan went with the PodGroup: that there is none shows nothing.
         return false;
@@ -221,9 +222,9 @@ fn gang_is_bound(pod: &PodSpec, (objects, started): Known<'_>) -> bool {
 }
 
 /// Gangs of which a pod was let start before: each was whole then.
-fn gangs_that_started(objects: &Objects) -> BTreeSet<GangName> {
+fn gangs_that_started(reading: &Reading, objects: &Objects) -> BTreeSet<GangName> {
     let pods = objects.values().filter(|object| object.kind == Kind::Pod && has_run(object));
-    let pods = pods.filter_map(|object| convert::pod_of_object(object));
+    let pods = pods.filter_map(|object| convert::pod_of_object(reading, object));
     pods.filter(|pod| pod.binding.is_some()).map(|pod| pod.gang).collect()
 }
 

@@ -1,0 +1,39 @@
+//! Whose pods are ours.
+
+use std::sync::Arc;
+
+use crate::api::Object;
+use crate::manifest::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO};
+
+/// How objects are read, as configured. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    schedulers: Arc<[Arc<str>]>,
+}
+
+impl Default for Reading {
+    /// As standalone mode reads manifests.
+    fn default() -> Self {
+        Self::new([SCHEDULER_PHALANX, SCHEDULER_VOLCANO])
+    }
+}
+
+impl Reading {
+    /// Pods that name one of these schedulers are ours.
+    #[must_use]
+    pub fn new<S: AsRef<str>>(schedulers: impl IntoIterator<Item = S>) -> Self {
+        Self { schedulers: schedulers.into_iter().map(|name| Arc::from(name.as_ref())).collect() }
+    }
+
+    /// Names of the schedulers whose pods are ours.
+    pub fn schedulers(&self) -> impl Iterator<Item = &str> {
+        self.schedulers.iter().map(|name| &**name)
+    }
+
+    /// True for a pod that names one of our schedulers.
+    #[must_use]
+    pub fn is_ours(&self, pod: &Object) -> bool {
+        let scheduler = pod.spec.get("schedulerName").and_then(|name| name.as_str());
+        scheduler.is_some_and(|scheduler| self.schedulers().any(|ours| ours == scheduler))
+    }
+}
