@@ -39,11 +39,25 @@ pub enum Kind {
     Pod,
     /// `phalanx.dev/v1alpha1` GangPlan, written by the coordinator only.
     GangPlan,
+    /// `policy/v1` PodDisruptionBudget; read from a Kubernetes API server only.
+    PodDisruptionBudget,
 }
 
 impl Kind {
-    /// All kinds, in the order in which they are best applied.
-    pub const ALL: [Self; 7] =
+    /// All kinds.
+    pub const ALL: [Self; 8] = [
+        Self::Queue,
+        Self::PriorityClass,
+        Self::Node,
+        Self::PodGroup,
+        Self::Job,
+        Self::Pod,
+        Self::GangPlan,
+        Self::PodDisruptionBudget,
+    ];
+
+    /// The kinds that standalone mode serves, in the order in which they are best applied.
+    pub const STANDALONE: [Self; 7] =
         [Self::Queue, Self::PriorityClass, Self::Node, Self::PodGroup, Self::Job, Self::Pod, Self::GangPlan];
 
     /// Name as manifests write it.
@@ -57,6 +71,22 @@ impl Kind {
             Self::Job => "Job",
             Self::Pod => "Pod",
             Self::GangPlan => "GangPlan",
+            Self::PodDisruptionBudget => "PodDisruptionBudget",
+        }
+    }
+
+    /// Name as the paths of an API server write it.
+    #[must_use]
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Self::Queue => "queues",
+            Self::PriorityClass => "priorityclasses",
+            Self::Node => "nodes",
+            Self::PodGroup => "podgroups",
+            Self::Job => "jobs",
+            Self::Pod => "pods",
+            Self::GangPlan => "gangplans",
+            Self::PodDisruptionBudget => "poddisruptionbudgets",
         }
     }
 
@@ -69,6 +99,7 @@ impl Kind {
             Self::Node | Self::Pod => "v1",
             Self::Job => "batch.volcano.sh/v1alpha1",
             Self::GangPlan => "phalanx.dev/v1alpha1",
+            Self::PodDisruptionBudget => "policy/v1",
         }
     }
 
@@ -89,6 +120,7 @@ impl Kind {
             "job" | "jobs" | "vcjob" | "vcjobs" | "vj" => Some(Self::Job),
             "pod" | "pods" | "po" => Some(Self::Pod),
             "gangplan" | "gangplans" => Some(Self::GangPlan),
+            "poddisruptionbudget" | "poddisruptionbudgets" | "pdb" => Some(Self::PodDisruptionBudget),
             _ => None,
         }
     }
@@ -141,6 +173,32 @@ pub struct Owner {
     pub uid: String,
 }
 
+/// The object that made this one and looks after it, of any kind: a ReplicaSet, a StatefulSet, a batch Job.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ControllerRef {
+    /// `group/version`.
+    pub api_version: String,
+    /// Kind.
+    pub kind: String,
+    /// Name, in the same namespace.
+    pub name: String,
+    /// UID.
+    pub uid: String,
+}
+
+/// The object that made this one, of any kind: a Deployment's ReplicaSet, a batch/v1 Job, a RayCluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControllerRef {
+    /// `group/version`, or `v1`.
+    pub api_version: String,
+    /// Kind as manifests write it.
+    pub kind: String,
+    /// Name, in the same namespace or cluster-scoped.
+    pub name: String,
+    /// UID.
+    pub uid: String,
+}
+
 /// What every object has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metadata {
@@ -163,8 +221,11 @@ pub struct Metadata {
     pub labels: BTreeMap<String, String>,
     /// Annotations.
     pub annotations: BTreeMap<String, String>,
-    /// What it belongs to.
+    /// What it belongs to, where that is of a kind that is served.
     pub owner: Option<Owner>,
+    /// What it belongs to, where that is of another kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub controller: Option<ControllerRef>,
 }
 
 /// An object. `spec` and `status` have the form of the manifest; a PriorityClass's top-level fields
