@@ -173,21 +173,8 @@ pub struct Owner {
     pub uid: String,
 }
 
-/// The object that made this one and looks after it, of any kind: a ReplicaSet, a StatefulSet, a batch Job.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ControllerRef {
-    /// `group/version`.
-    pub api_version: String,
-    /// Kind.
-    pub kind: String,
-    /// Name, in the same namespace.
-    pub name: String,
-    /// UID.
-    pub uid: String,
-}
-
 /// The object that made this one, of any kind: a Deployment's ReplicaSet, a batch/v1 Job, a RayCluster.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ControllerRef {
     /// `group/version`, or `v1`.
     pub api_version: String,
