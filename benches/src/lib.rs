@@ -96,6 +96,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> PodSpec {
         task: "worker".into(),
         request: pod_request(gpus),
         node_selector: Default::default(),
+        constraints: Default::default(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,

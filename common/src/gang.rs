@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::constraints::PodConstraints;
 use crate::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName};
 use crate::resources::Resources;
 use crate::units::{Millis, Time};
@@ -182,6 +183,9 @@ pub struct PodSpec {
     pub request: PodRequest,
     /// Labels a node must have.
     pub node_selector: BTreeMap<Arc<str>, Arc<str>>,
+    /// Where it may go beside that; alike pods share one value.
+    #[serde(default)]
+    pub constraints: Arc<PodConstraints>,
     /// Constraints that cannot be met.
     pub blockers: Vec<Blocker>,
     /// Standalone mode: how long it runs; `None` = until it is deleted.

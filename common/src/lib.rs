@@ -1,6 +1,7 @@
 //! What every part of Phalanx shares: ids, units, resources, gang, queue and topology types, and the
 //! wire messages. No I/O, no clock, no runtime.
 
+pub mod constraints;
 pub mod describe;
 pub mod gang;
 pub mod ids;

@@ -89,6 +89,8 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
                 labels: shared_text(&object.metadata.labels),
                 allocatable: node.allocatable,
                 unschedulable: node.unschedulable,
+                taints: node.taints,
+                ready: node.ready,
             })
         }),
         Kind::PodGroup => read_whole(object, |spec, sink| Event::GangApplied(gang(object, spec, sink))),
@@ -97,7 +99,7 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
             Ok(plan) => Converted::event(Event::PlanFound(plan)),
             Err(problem) => Converted { event: None, warnings: vec![problem] },
         },
-        Kind::Job => Converted::default(),
+        Kind::Job | Kind::PodDisruptionBudget => Converted::default(),
     }
 }
 
@@ -111,7 +113,7 @@ pub fn event_of_deletion(key: &ObjectKey, uid: &str) -> Option<Event> {
         Kind::Node => Some(Event::NodeDeleted(NodeName::from(name))),
         Kind::PodGroup => Some(Event::GangDeleted(GangName::new(&key.namespace, name))),
         Kind::Pod => Some(Event::PodDeleted(PodUid::from(uid))),
-        Kind::Job | Kind::GangPlan => None,
+        Kind::Job | Kind::GangPlan | Kind::PodDisruptionBudget => None,
     }
 }
 
@@ -204,6 +206,7 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
         task: Arc::from(task.unwrap_or(DEFAULT_TASK)),
         request: pod.request,
         node_selector: shared_text(&pod.node_selector),
+        constraints: pod.constraints,
         blockers,
         run_for,
         resource_version: metadata.resource_version,

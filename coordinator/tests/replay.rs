@@ -53,6 +53,7 @@ fn pod(gpus: u64) -> Event {
         task: "worker".into(),
         request: PodRequest { containers: vec![container], overhead: Resources::new() },
         node_selector: BTreeMap::new(),
+        constraints: Default::default(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,

@@ -51,6 +51,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> Event {
         task: "worker".into(),
         request: PodRequest { containers: vec![container], overhead: Resources::new() },
         node_selector: BTreeMap::new(),
+        constraints: Default::default(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,

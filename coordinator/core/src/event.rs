@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use phalanx_common::constraints::Taint;
 use phalanx_common::gang::{GangSpec, PodSpec};
 use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
@@ -23,6 +24,16 @@ pub struct NodeSpec {
     pub allocatable: Resources,
     /// Takes no new pods.
     pub unschedulable: bool,
+    /// Taints.
+    #[serde(default)]
+    pub taints: Vec<Taint>,
+    /// Its condition `Ready` is true; one that has no such condition counts as ready.
+    #[serde(default = "ready")]
+    pub ready: bool,
+}
+
+const fn ready() -> bool {
+    true
 }
 
 /// What came of an action that wrote to the API.

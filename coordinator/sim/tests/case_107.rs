@@ -308,6 +308,7 @@ impl World {
             task: "worker".into(),
             request: PodRequest { containers: vec![container], overhead: Resources::new() },
             node_selector: BTreeMap::new(),
+            constraints: Default::default(),
             blockers: Vec::new(),
             run_for: Some(Millis(LIFE_MS)),
             resource_version: 1,

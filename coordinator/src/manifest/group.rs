@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_common::constraints::Taint;
 use phalanx_common::resources::{CPU, MEMORY, Resources, format_amount};
 
 use super::amounts::read_resources;
@@ -54,12 +55,22 @@ pub struct PriorityFields {
 }
 
 /// What we read of a Node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFields {
     /// What pods may use in all.
     pub allocatable: Resources,
     /// Takes no new pods.
     pub unschedulable: bool,
+    /// Taints.
+    pub taints: Vec<Taint>,
+    /// Its condition `Ready` is true, or it has none.
+    pub ready: bool,
+}
+
+impl Default for NodeFields {
+    fn default() -> Self {
+        Self { allocatable: Resources::new(), unschedulable: false, taints: Vec::new(), ready: true }
+    }
 }
 
 /// Reads a Queue's spec; it may be absent.

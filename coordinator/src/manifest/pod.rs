@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use phalanx_common::constraints::PodConstraints;
 use phalanx_common::gang::{Blocker, ContainerKind, MAX_CONTAINERS, PodRequest};
 
 use super::amounts::{container, read_container_resources, read_resources};
@@ -19,6 +20,8 @@ pub struct PodFields {
     pub request: PodRequest,
     /// Labels a node must have.
     pub node_selector: BTreeMap<String, String>,
+    /// Where it may go beside that.
+    pub constraints: Arc<PodConstraints>,
     /// What keeps it from being placed.
     pub blockers: Vec<Blocker>,
     /// Its scheduler, where it names one.

@@ -94,6 +94,8 @@ mod tests {
             labels: BTreeMap::new(),
             allocatable: Resources::new().with(ResourceName::known(CPU), cpu_milli),
             unschedulable: false,
+            taints: Vec::new(),
+            ready: true,
         }
     }
 

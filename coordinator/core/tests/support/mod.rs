@@ -912,7 +912,14 @@ impl World {
                 allocatable.set(name, amount);
             }
         }
-        let spec = NodeSpec { name: node.into(), labels, allocatable, unschedulable: false };
+        let spec = NodeSpec {
+            name: node.into(),
+            labels,
+            allocatable,
+            unschedulable: false,
+            taints: Vec::new(),
+            ready: true,
+        };
         self.nodes.insert(spec.name.clone(), spec.clone());
         self.apply(Event::NodeApplied(spec));
     }
@@ -1016,6 +1023,7 @@ impl World {
                 .into_iter()
                 .map(|(key, value)| (Arc::from(key), Arc::from(value)))
                 .collect(),
+            constraints: Default::default(),
             blockers: blocker
                 .into_iter()
                 .map(|(field, message)| Blocker {
