@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::USER_AGENT;
 use http::HeaderValue;
+use http::header::USER_AGENT;
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -53,7 +53,9 @@ pub enum ClientError {
     )]
     NoCluster(String),
     /// The configuration cannot be used.
-    #[error("the way to the API server cannot be used: {0}; check certificates and credentials of the kubeconfig")]
+    #[error(
+        "the way to the API server cannot be used: {0}; check certificates and credentials of the kubeconfig"
+    )]
     Unusable(String),
 }
 
@@ -124,9 +126,8 @@ pub fn client(config: &Config, user_agent: &str) -> Result<Client, ClientError> 
     let tls = config.rustls_https_connector_with_connector(tcp).map_err(|error| unusable(&error))?;
     let mut connector = TimeoutConnector::new(tls);
     connector.set_connect_timeout(Some(CONNECT));
-    let http: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new())
-        .pool_max_idle_per_host(IDLE_CONNECTIONS)
-        .build(connector);
+    let http: HttpClient<_, Body> =
+        HttpClient::builder(TokioExecutor::new()).pool_max_idle_per_host(IDLE_CONNECTIONS).build(connector);
     let credentials = config.auth_layer().map_err(|error| unusable(&error))?;
     let headers = config.extra_headers_layer().map_err(|error| unusable(&error))?;
     // Not kube's own stack: that one repeats requests, and logs each failure as an error of its own.
