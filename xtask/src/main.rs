@@ -18,6 +18,7 @@ Usage: cargo xtask TASK
                      the round that failed
   chaos --measure [--rounds N]
                      how long a coordinator's death keeps a gang waiting
+  crds               write deploy/crds from the types in kubernetes/src/crds
   check              formatting, clippy, tidy, and cargo-deny where it is installed";
 
 fn main() -> ExitCode {
@@ -38,6 +39,7 @@ fn run_task() -> Result<()> {
         ["sim"] => simulate(&["--seeds", "2000"]),
         ["sim", arguments @ ..] => simulate(arguments),
         ["chaos", arguments @ ..] => chaos(arguments),
+        ["crds"] => crds(),
         ["check"] => check(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
@@ -145,6 +147,11 @@ fn chaos_settings(arguments: &[&str]) -> Result<(&'static str, Vec<(&'static str
         settings.push((name, number.to_string()));
     }
     Ok((test, settings))
+}
+
+fn crds() -> Result<()> {
+    let arguments = ["run", "--quiet", "--package", "phalanx-kubernetes", "--bin", "crds"];
+    step("crds", &mut cargo(&arguments)?)
 }
 
 fn check() -> Result<()> {

@@ -1,0 +1,134 @@
+//! `phalanx.dev/v1alpha1`: GangPlan, which Phalanx writes for itself, and QueuePolicy, which completes a Queue.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::shared::{Amount, duration, kept_object, kept_objects};
+
+/// What was decided for a gang. Fields that this version does not know are kept, so that an older coordinator loses
+/// nothing of what a newer one wrote.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "phalanx.dev",
+    version = "v1alpha1",
+    kind = "GangPlan",
+    plural = "gangplans",
+    namespaced,
+    shortname = "gplan",
+    status = "GangPlanStatus",
+    derive = "PartialEq",
+    doc = "The durable record of a decision for the PodGroup of the same name. Phalanx writes it for whoever leads next; \
+           nobody else should.",
+    printcolumn(name = "TERM", type_ = "integer", json_path = ".spec.term"),
+    printcolumn(name = "AGE", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct GangPlanSpec {
+    /// The gang.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "kept_object")]
+    pub gang: Option<Value>,
+    /// UID of the PodGroup that it was decided for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gang_uid: Option<String>,
+    /// Counter of the term under which it was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub term: Option<i64>,
+    /// When the pods must be bound, in milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub binding_deadline: Option<i64>,
+    /// Pods with their nodes, leases and GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "kept_objects")]
+    pub pods: Option<Vec<Value>>,
+}
+
+/// What is known of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct GangPlanStatus {
+    /// Since when the gang has waited, in milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_since: Option<i64>,
+}
+
+/// What a Queue has no field for.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "phalanx.dev",
+    version = "v1alpha1",
+    kind = "QueuePolicy",
+    plural = "queuepolicies",
+    shortname = "qpol",
+    status = "QueuePolicyStatus",
+    derive = "PartialEq",
+    doc = "What the Queue of the same name has no field for. Served and stored; this version of Phalanx does not honour \
+           it yet.",
+    printcolumn(name = "MINIMUM-RUN", type_ = "string", json_path = ".spec.minimumRunTime"),
+    printcolumn(name = "HOLD", type_ = "string", json_path = ".spec.holdTime"),
+    printcolumn(name = "STARTUP", type_ = "string", json_path = ".spec.startupDeadline"),
+    printcolumn(name = "MAXIMUM-RUN", type_ = "string", json_path = ".spec.maximumRunTime"),
+    printcolumn(name = "AGE", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct QueuePolicySpec {
+    /// For this long after its start a gang of the queue is not evicted for others. Not honoured yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub minimum_run_time: Option<String>,
+    /// After this long a waiting gang gets a hold: nodes that are kept for it. Not honoured yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub hold_time: Option<String>,
+    /// A gang whose pods do not all start within this time gives its GPUs back. Not honoured yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub startup_deadline: Option<String>,
+    /// A gang of the queue is ended after this time. Not honoured yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub maximum_run_time: Option<String>,
+    /// What the queue may use in a span of time. Not honoured yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budgets: Option<Vec<Budget>>,
+    /// Namespaces whose gangs may use the queue; all where it is not given. Not honoured yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespaces: Option<Vec<String>>,
+}
+
+/// What a queue may use in a span of time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Budget {
+    /// Resource, for example nvidia.com/gpu.
+    pub resource: String,
+    /// Amount times hours.
+    pub hours: Amount,
+    /// Span after which it begins anew.
+    pub period: BudgetPeriod,
+}
+
+/// Span of a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BudgetPeriod {
+    /// Midnight to midnight, UTC.
+    Day,
+    /// From Monday.
+    Week,
+    /// From the first.
+    Month,
+}
+
+/// What is known of a policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct QueuePolicyStatus {
+    /// The generation that was read last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
