@@ -42,6 +42,7 @@ fn config(directory: &Path, listen: SocketAddr) -> Config {
         log_format: LogFormat::Text,
         settings: Settings::default(),
         recording: RecordingLimits::default(),
+        kubernetes: None,
     }
 }
 

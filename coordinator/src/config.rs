@@ -1,6 +1,8 @@
 //! Configuration: a TOML file, overridden by flags. Every value is checked, and all that are wrong are named with
 //! where they stand, what is allowed and what was found.
 
+mod kubernetes;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +14,7 @@ pub use phalanx_process::LogFormat;
 use phalanx_text::settings::shown;
 use phalanx_text::{Problem, Problems, Values};
 
+pub use self::kubernetes::{AgentIdentity, KubernetesConfig};
 use crate::manifest::names::label_problem;
 use crate::recorder::RecordingLimits;
 
@@ -19,6 +22,9 @@ use crate::recorder::RecordingLimits;
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7410);
 /// Where the admin interface answers when nothing else is said.
 pub const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7411);
+
+/// Where a pod keeps its recordings when nothing else is said.
+const STATE_DIR_IN_POD: &str = "/var/lib/phalanx";
 
 /// A coordinator's configuration, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +41,8 @@ pub struct Config {
     pub settings: Settings,
     /// Bounds of the recording.
     pub recording: RecordingLimits,
+    /// How it works on a Kubernetes cluster; `None` = standalone.
+    pub kubernetes: Option<KubernetesConfig>,
 }
 
 /// The flags of `run`. Each is also a key of the configuration file, without the dashes in front.
@@ -91,10 +99,49 @@ pub struct RunArguments {
     /// Full recording files that are kept; a small one counts at least an eighth [default: 8]
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub recording_files: Option<String>,
+    /// Work on a Kubernetes cluster: objects are its API server's, and one of several replicas leads
+    #[arg(long)]
+    pub kubernetes: bool,
+    /// The cluster's kubeconfig [default: the service account of the pod this runs in]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<String>,
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Namespace of the Lease and of everything else that is Phalanx's own [default: $POD_NAMESPACE, else phalanx-system]
+    #[arg(long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Name of this replica in the Lease [default: $POD_NAME, else the machine's name]
+    #[arg(long, value_name = "NAME")]
+    pub identity: Option<String>,
+    /// A leader that is gone is followed after this [default: 15s]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub lease_duration: Option<String>,
+    /// A leader that could not renew its Lease for this long ends; below --lease-duration [default: 10s]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub renew_deadline: Option<String>,
+    /// Time between two renewals; 1.2 times it is below --renew-deadline [default: 2s]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub retry_period: Option<String>,
+    /// Most Bindings a second; 0 = no limit [default: 0]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
+    pub bind_qps: Option<String>,
+    /// Scheduler names that are served, with commas between them [default: phalanx]
+    #[arg(long, value_name = "NAMES")]
+    pub scheduler_names: Option<String>,
+    /// Where the API server reaches the admin interface [default: $POD_IP and the port of --admin]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub admin_advertise: Option<String>,
+    /// How agents show who they are: token (of their pod) or certificate (from --pki-dir) [default: token]
+    #[arg(long, value_name = "HOW")]
+    pub agent_identity: Option<String>,
+    /// Directory of the authority for agents with certificates; replicas share it [default: pki in --state-dir]
+    #[arg(long, value_name = "DIR")]
+    pub pki_dir: Option<String>,
 }
 
 /// All keys, in the order of the flags.
-pub(crate) const KEYS: [&str; 16] = [
+pub(crate) const KEYS: [&str; 29] = [
     "state-dir",
     "listen",
     "admin",
@@ -111,11 +158,25 @@ pub(crate) const KEYS: [&str; 16] = [
     "default-queue",
     "recording-file-mib",
     "recording-files",
+    "kubernetes",
+    "kubeconfig",
+    "context",
+    "namespace",
+    "identity",
+    "lease-duration",
+    "renew-deadline",
+    "retry-period",
+    "bind-qps",
+    "scheduler-names",
+    "admin-advertise",
+    "agent-identity",
+    "pki-dir",
 ];
 
 impl RunArguments {
-    fn flags(&self) -> [(&'static str, Option<String>); 16] {
-        let remote = self.admin_allow_remote.then(|| "true".to_owned());
+    fn flags(&self) -> [(&'static str, Option<String>); 29] {
+        let [remote, kubernetes] =
+            [self.admin_allow_remote, self.kubernetes].map(|is_set| is_set.then(|| "true".to_owned()));
         [
             ("state-dir", self.state_dir.clone()),
             ("listen", self.listen.clone()),
@@ -133,6 +194,19 @@ impl RunArguments {
             ("default-queue", self.default_queue.clone()),
             ("recording-file-mib", self.recording_file_mib.clone()),
             ("recording-files", self.recording_files.clone()),
+            ("kubernetes", kubernetes),
+            ("kubeconfig", self.kubeconfig.clone()),
+            ("context", self.context.clone()),
+            ("namespace", self.namespace.clone()),
+            ("identity", self.identity.clone()),
+            ("lease-duration", self.lease_duration.clone()),
+            ("renew-deadline", self.renew_deadline.clone()),
+            ("retry-period", self.retry_period.clone()),
+            ("bind-qps", self.bind_qps.clone()),
+            ("scheduler-names", self.scheduler_names.clone()),
+            ("admin-advertise", self.admin_advertise.clone()),
+            ("agent-identity", self.agent_identity.clone()),
+            ("pki-dir", self.pki_dir.clone()),
         ]
     }
 
@@ -163,7 +237,8 @@ impl RunArguments {
             values.set_flag(key, text);
         }
         let listen = values.address("listen", DEFAULT_LISTEN);
-        let admin = admin(&mut values);
+        let in_kubernetes = values.boolean("kubernetes", false);
+        let admin = admin(&mut values, in_kubernetes);
         let log_format = values.read("log-format", "text or json", |written| match written.text() {
             "text" => Some(LogFormat::Text),
             "json" => Some(LogFormat::Json),
@@ -174,7 +249,8 @@ impl RunArguments {
             files: values.number("recording-files", 8, 2, 1000),
         };
         let settings = settings(&mut values);
-        let state_dir = state_dir(&mut values);
+        let kubernetes = kubernetes::read(&mut values, in_kubernetes, admin);
+        let state_dir = state_dir(&mut values, kubernetes.as_ref());
         values.finish()?;
         Ok(Config {
             state_dir,
@@ -183,13 +259,15 @@ impl RunArguments {
             log_format: log_format.unwrap_or_default(),
             settings,
             recording,
+            kubernetes,
         })
     }
 }
 
-fn admin(values: &mut Values) -> SocketAddr {
+fn admin(values: &mut Values, in_kubernetes: bool) -> SocketAddr {
     let admin = values.address("admin", DEFAULT_ADMIN);
-    let allow_remote = values.boolean("admin-allow-remote", false);
+    // In a cluster it only reads, and the API server must reach it.
+    let allow_remote = values.boolean("admin-allow-remote", false) || in_kubernetes;
     // Only where it could be read: a default is no address that somebody wrote.
     if !admin.ip().is_loopback() && !allow_remote {
         values.wrong(
@@ -252,8 +330,12 @@ fn default_queue(values: &mut Values, default: String) -> String {
     name.unwrap_or(default)
 }
 
-fn state_dir(values: &mut Values) -> PathBuf {
+fn state_dir(values: &mut Values, kubernetes: Option<&KubernetesConfig>) -> PathBuf {
     let named = values.path("state-dir", "the path of a directory");
+    if kubernetes.is_some_and(|kubernetes| kubernetes.target.kubeconfig.is_none()) {
+        // In a pod, where nobody has a home.
+        return named.unwrap_or_else(|| PathBuf::from(STATE_DIR_IN_POD));
+    }
     if values.written("state-dir").is_none() && default_state_dir().is_none() {
         let fix = "neither XDG_STATE_HOME nor HOME is set: name a directory".to_owned();
         values.problem(Problem::Missing { flag: "state-dir", fix });

@@ -53,6 +53,11 @@ impl LeaseTimes {
         self.retry_period / 5
     }
 
+    /// What the Lease says: never less than the duration is.
+    fn whole_seconds(&self) -> Option<i32> {
+        i32::try_from(self.lease_duration.as_millis().div_ceil(1000)).ok()
+    }
+
     /// Longest wait for one answer.
     fn answer_timeout(&self) -> Duration {
         self.renew_deadline / 2
@@ -426,7 +431,7 @@ impl Shared {
         self.annotate(&mut lease.metadata, counter);
         let spec = lease.spec.get_or_insert_default();
         spec.holder_identity = Some(self.candidate.holder());
-        spec.lease_duration_seconds = i32::try_from(self.candidate.times.lease_duration.as_secs()).ok();
+        spec.lease_duration_seconds = self.candidate.times.whole_seconds();
         if acquired {
             let transitions = spec.lease_transitions.unwrap_or(0).max(0);
             spec.lease_transitions = Some(if stored.is_some() { transitions.saturating_add(1) } else { 0 });

@@ -68,6 +68,7 @@ pub fn config(state_dir: &Path) -> Config {
         log_format: LogFormat::Text,
         settings: Settings::default(),
         recording: RecordingLimits::default(),
+        kubernetes: None,
     }
 }
 
