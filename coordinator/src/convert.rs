@@ -17,13 +17,15 @@ use crate::api::store::{node_name, phase};
 use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
 use crate::manifest::group::{read_node, read_pod_group, read_priority, read_queue};
 use crate::manifest::names::{
-    EXACTNESS, GPU_UUIDS, GROUP_NAME, LEASE_ID, MIXED_GPU_MODELS, RUN_FOR, TASK_SPEC, TERM, parse_run_for,
-    parse_switch, shared_text,
+    EXACTNESS, GPU_UUIDS, GROUP_NAME, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM,
+    parse_run_for, parse_switch, shared_text,
 };
 use crate::manifest::pod::read_pod;
 use crate::manifest::reader::{Cursor, Sink};
 use crate::manifest::tree::Node;
 
+mod budget;
+mod other;
 pub mod plan;
 mod reading;
 pub mod status;
@@ -99,7 +101,8 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
             Ok(plan) => Converted::event(Event::PlanFound(plan)),
             Err(problem) => Converted { event: None, warnings: vec![problem] },
         },
-        Kind::Job | Kind::PodDisruptionBudget => Converted::default(),
+        Kind::PodDisruptionBudget => budget::budget(object),
+        Kind::Job => Converted::default(),
     }
 }
 
@@ -113,7 +116,8 @@ pub fn event_of_deletion(key: &ObjectKey, uid: &str) -> Option<Event> {
         Kind::Node => Some(Event::NodeDeleted(NodeName::from(name))),
         Kind::PodGroup => Some(Event::GangDeleted(GangName::new(&key.namespace, name))),
         Kind::Pod => Some(Event::PodDeleted(PodUid::from(uid))),
-        Kind::Job | Kind::GangPlan | Kind::PodDisruptionBudget => None,
+        Kind::PodDisruptionBudget => Some(Event::BudgetDeleted(GangName::new(&key.namespace, name))),
+        Kind::Job | Kind::GangPlan => None,
     }
 }
 
@@ -178,7 +182,7 @@ fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink) -> GangSpec {
 
 fn pod_event(reading: &Reading, object: &Object) -> Converted {
     let Some(group) = object.annotation(GROUP_NAME).filter(|_| reading.is_ours(object)) else {
-        return Converted::default();
+        return Converted { event: other::other_pod(object), warnings: Vec::new() };
     };
     let tree = tree_of_spec(object);
     let mut sink = Sink::new("");
@@ -214,6 +218,7 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
         binding,
         deleting: metadata.deletion.is_some(),
         term: object.annotation(TERM).map_or(0, term_counter),
+        group_uid: Arc::from(object.annotation(POD_GROUP_UID).unwrap_or_default()),
     };
     Converted { event: Some(Event::PodApplied(Box::new(spec))), warnings }
 }
@@ -227,10 +232,13 @@ pub fn pod_of_object(reading: &Reading, object: &Object) -> Option<Box<PodSpec>>
     }
 }
 
-/// Annotations that go with a Binding.
+/// Annotations that go with a Binding, of a pod of the PodGroup with this UID.
 #[must_use]
-pub fn bind_annotations(binding: &PodBinding, term: Term) -> BTreeMap<String, String> {
+pub fn bind_annotations(binding: &PodBinding, group_uid: &str, term: Term) -> BTreeMap<String, String> {
     let mut annotations = BTreeMap::from([(TERM.to_owned(), term_text(term))]);
+    if !group_uid.is_empty() {
+        annotations.insert(POD_GROUP_UID.to_owned(), group_uid.to_owned());
+    }
     if let Some(lease) = binding.lease {
         annotations.insert(LEASE_ID.to_owned(), lease.to_string());
     }

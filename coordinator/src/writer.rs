@@ -4,12 +4,12 @@
 //! of its own, which tries until it is raised. Every call has a time-out; one that gives no answer in time may have
 //! been done, and the outcome says so.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_common::gang::PodBinding;
-use phalanx_common::ids::{ActionId, GangName, PodUid, Term};
+use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, Term};
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::{Event, Outcome};
 use serde_json::Value;
@@ -168,8 +168,9 @@ impl<A: Api> Worker<A> {
                 };
                 self.change_plan(&gang, removal).await
             }
-            Command::Bind { pod, name, resource_version, binding, term } => {
-                self.bind(&pod, &name, resource_version, &binding, term).await
+            Command::Bind { pod, name, resource_version, binding, group_uid, term } => {
+                let annotations = convert::bind_annotations(&binding, &group_uid, term);
+                self.bind(&pod, &name, resource_version, &binding.node, annotations).await
             }
             Command::Evict { pod, name, cause } => {
                 tracing::info!(pod = %name, %cause, "the pod is evicted");
@@ -249,14 +250,14 @@ impl<A: Api> Worker<A> {
         pod: &PodUid,
         name: &GangName,
         resource_version: u64,
-        binding: &PodBinding,
-        term: Term,
+        node: &NodeName,
+        annotations: BTreeMap<String, String>,
     ) -> Result<(), ApiError> {
         self.mutate(Mutation::Bind {
             key: pod_key(name),
             preconditions: Preconditions { uid: Some(pod.as_str().to_owned()), resource_version },
-            node: binding.node.as_str().to_owned(),
-            annotations: convert::bind_annotations(binding, term),
+            node: node.as_str().to_owned(),
+            annotations,
         })
         .await
     }
@@ -345,6 +346,7 @@ fn told<T>(answer: &Result<T, ApiError>) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_common::gang::PodBinding;
     use phalanx_common::ids::QueueName;
     use phalanx_common::plan::GangPlan;
     use phalanx_common::units::Time;
@@ -423,6 +425,7 @@ mod tests {
             name: name(&pod.metadata.name),
             resource_version: pod.metadata.resource_version,
             binding: PodBinding { node: "n1".into(), lease: None, gpus: Vec::new() },
+            group_uid: "g".into(),
             term: Term { counter: 3, incarnation: 7 },
         }
     }

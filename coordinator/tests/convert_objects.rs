@@ -281,7 +281,7 @@ fn a_binding_survives_the_way_through_annotations() {
         let binding = PodBinding { node: NodeName::from("n1"), lease, gpus };
         let mut pod = stored(POD).remove(0);
         pod.spec["nodeName"] = json!("n1");
-        pod.metadata.annotations.extend(bind_annotations(&binding, term));
+        pod.metadata.annotations.extend(bind_annotations(&binding, "", term));
         assert_eq!(pod.annotation("phalanx.dev/term"), Some("3.feed000000000001"));
         assert_eq!(pod.annotation("phalanx.dev/exactness"), Some(exactness));
         assert_eq!(binding_of_pod(&pod), (Some(binding.clone()), Vec::new()));

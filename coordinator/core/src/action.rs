@@ -111,6 +111,8 @@ pub enum Command {
         resource_version: u64,
         /// Node, lease and GPUs.
         binding: PodBinding,
+        /// UID of the PodGroup that it is bound for, for an annotation.
+        group_uid: Arc<str>,
         /// The leader's term.
         term: Term,
     },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::constraints::Taint;
+use phalanx_common::constraints::{HostPort, LabelRequirement, Taint};
 use phalanx_common::gang::{GangSpec, PodSpec};
 use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
@@ -34,6 +34,33 @@ pub struct NodeSpec {
 
 const fn ready() -> bool {
     true
+}
+
+/// A pod that runs on a node and is none of ours, cut down to what it uses there: one of another scheduler, of a
+/// DaemonSet, or of ours that somebody else bound and that has no PodGroup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherPod {
+    /// UID.
+    pub uid: PodUid,
+    /// The node it is bound to.
+    pub node: NodeName,
+    /// The scheduler that it names.
+    pub scheduler: Arc<str>,
+    /// What it uses at its peak.
+    pub request: Resources,
+    /// Ports of the node that it takes.
+    pub host_ports: Vec<HostPort>,
+}
+
+/// A PodDisruptionBudget as the API shows it, cut down to what is shown, and what evictions will look at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DisruptionBudget {
+    /// Namespace and name.
+    pub name: GangName,
+    /// What a pod's labels must meet, all of it: none = every pod of the namespace. `None` = no pod.
+    pub selector: Option<Vec<LabelRequirement>>,
+    /// Pods that may be disrupted now.
+    pub disruptions_allowed: u32,
 }
 
 /// What came of an action that wrote to the API.
@@ -135,4 +162,10 @@ pub enum Event {
         /// The pod.
         pod: Option<Box<PodSpec>>,
     },
+    /// A pod that is none of ours runs on a node, or changed; its end is told as `PodDeleted`.
+    OtherPodApplied(Box<OtherPod>),
+    /// A PodDisruptionBudget is there, or changed.
+    BudgetApplied(Box<DisruptionBudget>),
+    /// A PodDisruptionBudget is gone; namespace and name.
+    BudgetDeleted(GangName),
 }

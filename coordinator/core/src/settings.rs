@@ -25,6 +25,10 @@ pub struct Settings {
     pub attempts_per_minute: u32,
     /// Queue for gangs that name none; it exists without an object.
     pub default_queue: String,
+    /// Kubelets stop the pods that are deleted: such a pod holds what it has until its object is gone or its phase
+    /// says that it has ended. Without, the agent's word that it stopped the pod is waited for.
+    #[serde(default)]
+    pub kubelet_stops_pods: bool,
 }
 
 /// Operators make the pods of a gang within seconds of its admission.
@@ -44,6 +48,7 @@ impl Default for Settings {
             pods_timeout_ms: pods_timeout_ms(),
             attempts_per_minute: 30,
             default_queue: "default".to_owned(),
+            kubelet_stops_pods: false,
         }
     }
 }

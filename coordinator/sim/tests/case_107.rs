@@ -24,6 +24,7 @@ use phalanx_core::action::{Action, Command, QueueStatus};
 use phalanx_core::event::{Event, Outcome};
 use phalanx_core::{Core, Settings};
 use phalanx_node_core as node;
+use phalanx_node_core::LinkId;
 use phalanx_node_core::tombstones::MAX_TOMBSTONES;
 
 /// Counts the bytes in use, by whose code asked for them: an agent's tombstones must not hide what the coordinator
@@ -34,6 +35,7 @@ struct Counting;
 static OWNER: AtomicUsize = AtomicUsize::new(COORDINATOR);
 /// Bytes in use, by owner.
 static IN_USE: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+const LINK: LinkId = LinkId(0);
 const COORDINATOR: usize = 0;
 const AGENTS: usize = 1;
 
@@ -207,8 +209,8 @@ impl World {
             let cluster = ClusterId::from("churn");
             let welcome = ToAgent::Welcome { version: VERSION, cluster, term };
             world.after(1, Due::Agent(number, node::Event::Inventory(inventory(number))));
-            world.after(1, Due::Agent(number, node::Event::LinkUp));
-            world.after(2, Due::Agent(number, node::Event::Message(welcome)));
+            world.after(1, Due::Agent(number, node::Event::LinkUp(LINK)));
+            world.after(2, Due::Agent(number, node::Event::Message(LINK, welcome)));
         }
         world.after(500, Due::OtherWriter);
         world
@@ -308,7 +310,8 @@ impl World {
             task: "worker".into(),
             request: PodRequest { containers: vec![container], overhead: Resources::new() },
             node_selector: BTreeMap::new(),
-            constraints: Default::default(),
+            group_uid: Default::default(),
+constraints: Default::default(),
             blockers: Vec::new(),
             run_for: Some(Millis(LIFE_MS)),
             resource_version: 1,
@@ -368,7 +371,7 @@ impl World {
         OWNER.store(COORDINATOR, Ordering::Relaxed);
         for action in actions {
             match action {
-                node::Action::Send(message) => self.hear_agent(number, message),
+                node::Action::Send(_, message) => self.hear_agent(number, message),
                 node::Action::Persist { revision, .. } => {
                     self.after(1, Due::Agent(number, node::Event::Persisted { revision }));
                 }
@@ -426,7 +429,7 @@ impl World {
         match action.command {
             Command::Send { node, message, .. } => {
                 let number = self.names[&node];
-                self.after(1, Due::Agent(number, node::Event::Message(*message)));
+                self.after(1, Due::Agent(number, node::Event::Message(LINK, *message)));
             }
             Command::WritePlan(plan) => {
                 self.plans.insert(plan.gang.clone());

@@ -20,6 +20,8 @@ pub const GROUP_NAME: &str = "scheduling.k8s.io/group-name";
 pub const QUEUE_NAME: &str = "scheduling.volcano.sh/queue-name";
 /// The same as a label, in KubeRay's spelling.
 pub const QUEUE_NAME_LABEL: &str = "volcano.sh/queue-name";
+/// On the owner of pods without a PodGroup: fewest of them that may run together.
+pub const GROUP_MIN_MEMBER: &str = "scheduling.volcano.sh/group-min-member";
 /// Names a pod's task.
 pub const TASK_SPEC: &str = "volcano.sh/task-spec";
 /// Standalone mode: how long a pod runs.
@@ -41,9 +43,11 @@ pub const MAX_NAME: usize = 253;
 /// Longest label value, namespace and container name.
 pub const MAX_LABEL: usize = 63;
 
+/// UID of the PodGroup that a pod was bound for.
+pub const POD_GROUP_UID: &str = "phalanx.dev/pod-group-uid";
 /// What a binding leaves on a pod.
-const WRITTEN_BY_US: [&str; 4] = [LEASE_ID, TERM, EXACTNESS, GPU_UUIDS];
-const OURS: [&str; 6] = [RUN_FOR, MIXED_GPU_MODELS, LEASE_ID, TERM, EXACTNESS, GPU_UUIDS];
+const WRITTEN_BY_US: [&str; 5] = [LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID];
+const OURS: [&str; 7] = [RUN_FOR, MIXED_GPU_MODELS, LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID];
 
 /// What is wrong with an object's name, if anything (RFC 1123 subdomain).
 #[must_use]
@@ -89,6 +93,12 @@ fn is_qualified_text(text: &str) -> bool {
         && edge(text.bytes().next())
         && edge(text.bytes().last())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+}
+
+/// What is wrong with an annotation's key, if anything.
+#[must_use]
+pub fn annotation_problem(key: &str) -> Option<String> {
+    key_problem(key)
 }
 
 fn key_problem(key: &str) -> Option<String> {

@@ -1,0 +1,35 @@
+//! Pods that run on nodes and are none of ours: what they use there is counted, and nothing else of them is known.
+
+use std::sync::Arc;
+
+use phalanx_common::ids::{NodeName, PodUid};
+use phalanx_core::event::{Event, OtherPod};
+
+use super::tree_of_spec;
+use crate::api::Object;
+use crate::api::store::{node_name, phase};
+use crate::manifest::pod::read_pod;
+use crate::manifest::reader::{Cursor, Sink};
+
+/// The scheduler of pods that name none.
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
+/// The fact that such a pod uses something of a node, or uses it no more; `None` where it never did.
+pub(super) fn other_pod(object: &Object) -> Option<Event> {
+    let node = node_name(object)?;
+    let uid = PodUid::from(object.metadata.uid.as_str());
+    if phase(object).is_terminal() {
+        return Some(Event::PodDeleted(uid));
+    }
+    let tree = tree_of_spec(object);
+    // Whatever else is wrong with it is for its own scheduler to say.
+    let pod = read_pod(&Cursor::root(&tree, "spec"), &mut Sink::new(""));
+    let scheduler = object.spec.get("schedulerName").and_then(|name| name.as_str());
+    Some(Event::OtherPodApplied(Box::new(OtherPod {
+        uid,
+        node: NodeName::from(node),
+        scheduler: Arc::from(scheduler.filter(|name| !name.is_empty()).unwrap_or(DEFAULT_SCHEDULER)),
+        request: pod.request.effective(),
+        host_ports: pod.constraints.host_ports.clone(),
+    })))
+}
