@@ -293,7 +293,7 @@ pub enum Mutation {
     /// Replaces spec, labels and annotations. The object's own UID and resourceVersion are the
     /// preconditions, where they are given. A Pod's spec cannot be changed.
     Update(Box<Object>),
-    /// Replaces the status.
+    /// Replaces the status. On a real API server a field of its top level that it does not name stays as it is.
     UpdateStatus {
         /// The object.
         key: ObjectKey,
@@ -331,6 +331,13 @@ pub enum Mutation {
         /// What must be true.
         preconditions: Preconditions,
     },
+    /// Asks for the end of a pod, as `Delete`; where Kubernetes stops pods, disruption budgets have their say.
+    Evict {
+        /// The pod.
+        key: ObjectKey,
+        /// What must be true.
+        preconditions: Preconditions,
+    },
     /// Removes a pod that has a deletion stamp: its containers have stopped.
     Finalize {
         /// The pod.
@@ -349,20 +356,31 @@ impl Mutation {
             Self::PatchAnnotations { .. } => "patch",
             Self::Bind { .. } => "bind",
             Self::Delete { .. } => "delete",
+            Self::Evict { .. } => "evict",
             Self::Finalize { .. } => "finalize",
         }
     }
 
-    /// What it is about, for logs and faults: kind and name, or the UID.
+    /// What it is about; `None` where it names a UID only.
     #[must_use]
-    pub fn target(&self) -> String {
+    pub fn key(&self) -> Option<ObjectKey> {
         match self {
-            Self::Create(object) | Self::Update(object) => object.key().to_string(),
+            Self::Create(object) | Self::Update(object) => Some(object.key()),
             Self::UpdateStatus { key, .. }
             | Self::PatchAnnotations { key, .. }
             | Self::Bind { key, .. }
-            | Self::Delete { key, .. } => key.to_string(),
+            | Self::Evict { key, .. }
+            | Self::Delete { key, .. } => Some(key.clone()),
+            Self::Finalize { .. } => None,
+        }
+    }
+
+    /// The same for logs and faults: kind and name, or the UID.
+    #[must_use]
+    pub fn target(&self) -> String {
+        match self {
             Self::Finalize { uid } => format!("Pod of UID {uid}"),
+            _ => self.key().map(|key| key.to_string()).unwrap_or_default(),
         }
     }
 }
@@ -436,6 +454,11 @@ impl ApiError {
 pub trait Api: Clone + Send + Sync + 'static {
     /// One object.
     fn get(&self, key: &ObjectKey) -> impl Future<Output = Result<Arc<Object>, ApiError>> + Send;
+
+    /// The same as it was a moment ago, where that is had for less. For whoever writes with preconditions.
+    fn glance(&self, key: &ObjectKey) -> impl Future<Output = Result<Arc<Object>, ApiError>> + Send {
+        self.get(key)
+    }
 
     /// All objects of a kind (`None` = of all kinds) by key, and the number of the newest change they contain.
     fn list(

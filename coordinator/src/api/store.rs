@@ -167,7 +167,7 @@ impl Store {
                 let object = self.checked(&key, &preconditions)?;
                 self.bind(object, &node, annotations)
             }
-            Mutation::Delete { key, preconditions } => {
+            Mutation::Delete { key, preconditions } | Mutation::Evict { key, preconditions } => {
                 let object = self.checked(&key, &preconditions)?;
                 Ok(self.delete(object, now))
             }
@@ -434,7 +434,7 @@ fn fresh_status(kind: Kind) -> Value {
         Kind::Pod | Kind::PodGroup => json!({ "phase": "Pending" }),
         Kind::Queue => json!({ "state": "Open" }),
         Kind::Job => json!({ "state": { "phase": "Pending" } }),
-        Kind::PriorityClass | Kind::Node | Kind::GangPlan => Value::Null,
+        Kind::PriorityClass | Kind::Node | Kind::GangPlan | Kind::PodDisruptionBudget => Value::Null,
     }
 }
 
