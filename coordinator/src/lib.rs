@@ -14,6 +14,7 @@ pub mod driver;
 pub mod jobs;
 #[cfg(debug_assertions)]
 mod kill_points;
+pub mod kubernetes;
 pub mod manifest;
 pub mod metrics;
 pub mod progress;

@@ -202,7 +202,7 @@ impl Facts {
                         self.capability.remove(&key.name);
                         self.queue_status.remove(&key.name);
                     }
-                    Kind::Node | Kind::PriorityClass => {}
+                    Kind::Node | Kind::PriorityClass | Kind::PodDisruptionBudget => {}
                 }
             }
         }

@@ -118,6 +118,7 @@ impl World {
             Kind::Pod => "user deletes a pod",
             Kind::Job => "user deletes a job",
             Kind::GangPlan => "user deletes a plan",
+            Kind::PodDisruptionBudget => "user deletes a budget",
         });
         if let Ok(stored) = self.api.store.get(key) {
             self.facts.may_go.insert(stored.metadata.uid.clone());

@@ -57,7 +57,12 @@ impl Part {
         match kind {
             Kind::Queue => Self::Queues,
             Kind::PriorityClass => Self::PriorityClasses,
-            Kind::Job | Kind::Pod | Kind::PodGroup | Kind::Node | Kind::GangPlan => Self::Gangs,
+            Kind::Job
+            | Kind::Pod
+            | Kind::PodGroup
+            | Kind::Node
+            | Kind::GangPlan
+            | Kind::PodDisruptionBudget => Self::Gangs,
         }
     }
 }
@@ -193,7 +198,7 @@ pub(super) async fn delete_text<A: Api>(
 
 fn kind(text: &str) -> Result<Kind, Failure> {
     Kind::parse(text).ok_or_else(|| {
-        let kinds = Kind::ALL.map(Kind::as_str).join(", ");
+        let kinds = Kind::STANDALONE.map(Kind::as_str).join(", ");
         Failure::new(StatusCode::NOT_FOUND, format!("no such kind {text:?}; there are {kinds}"))
     })
 }

@@ -91,7 +91,12 @@ pub fn merge(stored: &Object, wanted: &Object) -> Result<Option<Object>, ApiErro
             }
             merged.spec = wanted.spec.clone();
         }
-        Kind::Queue | Kind::PriorityClass | Kind::Node | Kind::PodGroup | Kind::GangPlan => {
+        Kind::Queue
+        | Kind::PriorityClass
+        | Kind::Node
+        | Kind::PodGroup
+        | Kind::GangPlan
+        | Kind::PodDisruptionBudget => {
             merged.spec = wanted.spec.clone();
         }
     }

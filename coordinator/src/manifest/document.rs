@@ -59,7 +59,7 @@ impl Reader {
         let Some(kind) = kind.and_then(|at| at.text(&mut self.sink).map(|text| (at.clone(), text))) else {
             return;
         };
-        let known = Kind::ALL.into_iter().find(|known| known.as_str() == kind.1);
+        let known = Kind::STANDALONE.into_iter().find(|known| known.as_str() == kind.1);
         let wanted = known.map_or("the kind's group and version", Kind::api_version);
         let version = fields.required(&mut self.sink, "apiVersion", wanted);
         let Some(version) = version.and_then(|at| at.text(&mut self.sink).map(|text| (at.clone(), text)))
@@ -104,7 +104,7 @@ impl Reader {
             self.sink.push(Severity::Warning, line, "", "HyperNode: accepted, not honoured yet");
             return None;
         }
-        let served = Kind::ALL.into_iter().find(|served| served.as_str() == *kind);
+        let served = Kind::STANDALONE.into_iter().find(|served| served.as_str() == *kind);
         match served {
             Some(Kind::GangPlan) => {
                 self.sink.push(
@@ -126,7 +126,7 @@ impl Reader {
                 None
             }
             None => {
-                let names = Kind::ALL.into_iter().filter(|kind| *kind != Kind::GangPlan).map(Kind::as_str);
+                let names = Kind::STANDALONE.into_iter().filter(|kind| *kind != Kind::GangPlan).map(Kind::as_str);
                 let message = if let Some(near) = closest(kind, names) {
                     format!("{} is not a kind that is served; did you mean {near}?", shorten(kind))
                 } else if is_operator_kind(version) {
@@ -185,7 +185,7 @@ impl Reader {
                 Some(spec) => read_own_pod(&spec, sink),
                 None => cursor.error(sink, "spec: missing: must be a pod's spec"),
             },
-            Kind::GangPlan => return None,
+            Kind::GangPlan | Kind::PodDisruptionBudget => return None,
         }
         Some(Object { kind, metadata, spec: json, status: Value::Null })
     }

@@ -1,0 +1,319 @@
+//! What the API server holds, as far as it was heard, and the log of its changes under a count of its own: the
+//! versions of single objects do not order changes of several kinds.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch as latest;
+
+use super::packed::{Packed, Texts, key_of, place_of};
+use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
+
+/// Changes kept for those who read them. Whoever is further behind lists again.
+pub const LOG_LENGTH: usize = 16_384;
+
+/// How far a kind was heard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing yet.
+    #[default]
+    Nothing,
+    /// The API server does not serve the kind.
+    NotServed,
+    /// It was listed as a whole at least once.
+    Listed,
+}
+
+/// True for a kind without which nothing is decided.
+#[must_use]
+pub const fn is_required(kind: Kind) -> bool {
+    !matches!(kind, Kind::Job | Kind::PodDisruptionBudget)
+}
+
+/// The mirror.
+#[derive(Debug)]
+pub struct Mirror {
+    state: Mutex<State>,
+    newest: latest::Sender<u64>,
+    heard: latest::Sender<BTreeMap<Kind, Heard>>,
+}
+
+#[derive(Debug)]
+struct State {
+    objects: BTreeMap<Kind, BTreeMap<Arc<str>, Slot>>,
+    log: VecDeque<Entry>,
+    log_length: usize,
+    /// Number of the newest change.
+    revision: u64,
+    /// Changes up to this number are not in the log.
+    forgotten: u64,
+    texts: Texts,
+}
+
+#[derive(Debug)]
+struct Slot {
+    packed: Arc<Packed>,
+    /// The listing in which it was seen last.
+    listing: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    revision: u64,
+    kind: Kind,
+    place: Arc<str>,
+    packed: Arc<Packed>,
+    is_deleted: bool,
+}
+
+impl Mirror {
+    /// Knows nothing yet.
+    #[must_use]
+    pub fn new(log_length: usize) -> Self {
+        let state = State {
+            objects: BTreeMap::new(),
+            log: VecDeque::new(),
+            log_length: log_length.max(1),
+            revision: 0,
+            forgotten: 0,
+            texts: Texts::default(),
+        };
+        Self {
+            state: Mutex::new(state),
+            newest: latest::Sender::new(0),
+            heard: latest::Sender::new(BTreeMap::new()),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Objects are there, or changed. `listing` counts the listings of the kind.
+    pub(super) fn apply(&self, kind: Kind, objects: Vec<Object>, listing: u32) {
+        let revision = {
+            let mut state = self.state();
+            for object in objects {
+                let key = object.key();
+                if let Err(error) = state.apply(kind, object, listing) {
+                    tracing::warn!(%key, %error, "the object is left out");
+                }
+            }
+            state.revision
+        };
+        self.newest.send_replace(revision);
+    }
+
+    /// An object is gone.
+    pub(super) fn delete(&self, kind: Kind, namespace: &str, name: &str) {
+        let revision = {
+            let mut state = self.state();
+            state.delete(kind, &place_of(namespace, name));
+            state.revision
+        };
+        self.newest.send_replace(revision);
+    }
+
+    /// An object was seen in this listing and cannot be read: it stays as it was.
+    pub(super) fn keep(&self, kind: Kind, name: &str, listing: u32) {
+        let place = if name.contains('/') { name.to_owned() } else { place_of("", name) };
+        let mut state = self.state();
+        let slot = state.objects.get_mut(&kind).and_then(|objects| objects.get_mut(place.as_str()));
+        slot.into_iter().for_each(|slot| slot.listing = listing);
+    }
+
+    /// The kind was listed to its end: what was not seen in this listing is gone. Gives how many that were.
+    pub(super) fn finish_listing(&self, kind: Kind, listing: u32) -> usize {
+        let (revision, gone) = {
+            let mut state = self.state();
+            let objects = state.objects.entry(kind).or_default();
+            let unseen: Vec<Arc<str>> = objects
+                .iter()
+                .filter(|(_, slot)| slot.listing != listing)
+                .map(|(place, _)| Arc::clone(place))
+                .collect();
+            unseen.iter().for_each(|place| state.delete(kind, place));
+            (state.revision, unseen.len())
+        };
+        self.newest.send_replace(revision);
+        self.set_heard(kind, Heard::Listed);
+        gone
+    }
+
+    /// The API server does not serve the kind. One that was listed before stays as it was.
+    pub(super) fn not_served(&self, kind: Kind) {
+        if self.heard(kind) == Heard::Nothing {
+            self.set_heard(kind, Heard::NotServed);
+        }
+    }
+
+    fn set_heard(&self, kind: Kind, heard: Heard) {
+        self.heard.send_if_modified(|all| all.insert(kind, heard) != Some(heard));
+    }
+
+    /// How far a kind was heard.
+    #[must_use]
+    pub fn heard(&self, kind: Kind) -> Heard {
+        self.heard.borrow().get(&kind).copied().unwrap_or_default()
+    }
+
+    /// Waits until a kind (`None` = all) was heard: listed, or, where that is not required, found to be not served.
+    ///
+    /// # Errors
+    /// The mirror is gone.
+    pub async fn ready(&self, kind: Option<Kind>) -> Result<(), ApiError> {
+        let is_ready = |all: &BTreeMap<Kind, Heard>| {
+            Kind::ALL.into_iter().filter(|one| kind.is_none_or(|kind| kind == *one)).all(|kind| {
+                match all.get(&kind) {
+                    Some(Heard::Listed) => true,
+                    Some(Heard::NotServed) => !is_required(kind),
+                    Some(Heard::Nothing) | None => false,
+                }
+            })
+        };
+        let waited = self.heard.subscribe().wait_for(is_ready).await.map(|_| ());
+        waited.map_err(|_| ApiError::Storage("the mirror of the API server has ended".to_owned()))
+    }
+
+    /// Kinds for which `ready` still waits.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Kind> {
+        let is_missing = |kind: &Kind| match self.heard(*kind) {
+            Heard::Listed => false,
+            Heard::NotServed => is_required(*kind),
+            Heard::Nothing => true,
+        };
+        Kind::ALL.into_iter().filter(is_missing).collect()
+    }
+
+    /// One object as it was heard last.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn get(&self, key: &ObjectKey) -> Result<Object, ApiError> {
+        let place = place_of(&key.namespace, &key.name);
+        let packed = {
+            let state = self.state();
+            let slot = state.objects.get(&key.kind).and_then(|objects| objects.get(place.as_str()));
+            slot.map(|slot| Arc::clone(&slot.packed))
+        };
+        packed.ok_or_else(|| ApiError::NotFound(key.to_string()))?.unpack(key.kind, &place)
+    }
+
+    /// All objects of a kind (`None` = of all), and the number of the newest change.
+    ///
+    /// # Errors
+    /// An object cannot be read.
+    pub fn list(&self, kind: Option<Kind>) -> Result<(Vec<Arc<Object>>, u64), ApiError> {
+        let (packed, revision) = {
+            let state = self.state();
+            let kinds = state.objects.iter().filter(|(one, _)| kind.is_none_or(|kind| kind == **one));
+            let packed: Vec<_> = kinds
+                .flat_map(|(kind, objects)| objects.iter().map(|(place, slot)| (*kind, place, &slot.packed)))
+                .map(|(kind, place, packed)| (kind, Arc::clone(place), Arc::clone(packed)))
+                .collect();
+            (packed, state.revision)
+        };
+        let unpacked = packed.iter().map(|(kind, place, packed)| packed.unpack(*kind, place).map(Arc::new));
+        Ok((unpacked.collect::<Result<_, _>>()?, revision))
+    }
+
+    /// Changes after `revision`, oldest first, at most `max`.
+    ///
+    /// # Errors
+    /// `Gone` where the log does not reach back that far, or never was at that number.
+    pub fn changes_since(&self, revision: u64, max: usize) -> Result<Vec<Change>, ApiError> {
+        let entries: Vec<Entry> = {
+            let state = self.state();
+            if revision < state.forgotten || revision > state.revision {
+                return Err(ApiError::Gone { asked: revision });
+            }
+            let first = state.log.partition_point(|entry| entry.revision <= revision);
+            state.log.range((Bound::Included(first), Bound::Unbounded)).take(max).cloned().collect()
+        };
+        entries.iter().map(Entry::change).collect()
+    }
+
+    /// Number of the newest change; it wakes when there is a newer one.
+    #[must_use]
+    pub fn subscribe(&self) -> latest::Receiver<u64> {
+        self.newest.subscribe()
+    }
+
+    /// Objects of each kind.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<Kind, usize> {
+        self.state().objects.iter().map(|(kind, objects)| (*kind, objects.len())).collect()
+    }
+
+    /// Bytes of all objects without the tables they stand in, and of the specs they share.
+    #[must_use]
+    pub fn bytes(&self) -> (usize, usize) {
+        let state = self.state();
+        let slots = state.objects.values().flat_map(|objects| objects.iter());
+        let own = slots.map(|(place, slot)| place.len() + slot.packed.own_bytes()).sum();
+        (own, state.texts.size().1)
+    }
+}
+
+impl State {
+    fn apply(&mut self, kind: Kind, object: Object, listing: u32) -> Result<(), ApiError> {
+        let place = place_of(&object.metadata.namespace, &object.metadata.name);
+        let packed = Arc::new(Packed::pack(object, &mut self.texts)?);
+        let objects = self.objects.entry(kind).or_default();
+        let Some((known, slot)) = objects.get_key_value(place.as_str()) else {
+            let place: Arc<str> = Arc::from(place);
+            objects.insert(Arc::clone(&place), Slot { packed: Arc::clone(&packed), listing });
+            self.log(kind, place, packed, false);
+            return Ok(());
+        };
+        let place = Arc::clone(known);
+        let old = Arc::clone(&slot.packed);
+        let is_other = old.uid != packed.uid;
+        let is_told = old.resource_version == packed.resource_version && !is_other
+            // Nothing that is read has changed: a node that only says that it still lives.
+            || !is_version_used(kind) && old.is_same_but_version(&packed);
+        objects.insert(Arc::clone(&place), Slot { packed: Arc::clone(&packed), listing });
+        if is_other {
+            self.log(kind, Arc::clone(&place), old, true);
+        }
+        if !is_told {
+            self.log(kind, place, packed, false);
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, kind: Kind, place: &str) {
+        let removed = self.objects.get_mut(&kind).and_then(|objects| objects.remove_entry(place));
+        if let Some((place, slot)) = removed {
+            self.log(kind, place, slot.packed, true);
+        }
+    }
+
+    fn log(&mut self, kind: Kind, place: Arc<str>, packed: Arc<Packed>, is_deleted: bool) {
+        self.revision += 1;
+        if self.log.len() >= self.log_length
+            && let Some(oldest) = self.log.pop_front()
+        {
+            self.forgotten = oldest.revision;
+        }
+        self.log.push_back(Entry { revision: self.revision, kind, place, packed, is_deleted });
+    }
+}
+
+/// True where writes carry the object's version as a precondition, so that it must be told.
+const fn is_version_used(kind: Kind) -> bool {
+    !matches!(kind, Kind::Node | Kind::PriorityClass | Kind::PodDisruptionBudget)
+}
+
+impl Entry {
+    fn change(&self) -> Result<Change, ApiError> {
+        let body = if self.is_deleted {
+            ChangeBody::Deleted { key: key_of(self.kind, &self.place), uid: self.packed.uid.to_string() }
+        } else {
+            ChangeBody::Applied(Arc::new(self.packed.unpack(self.kind, &self.place)?))
+        };
+        Ok(Change { resource_version: self.revision, kind: self.kind, body })
+    }
+}

@@ -1,0 +1,1 @@
+//! Tests of the watches against a server of the process itself.
