@@ -69,6 +69,25 @@ pub struct Taint {
     pub effect: TaintEffect,
 }
 
+impl Taint {
+    /// Keeps pods away that do not tolerate it.
+    #[must_use]
+    pub fn keeps_away(&self) -> bool {
+        self.effect != TaintEffect::PreferNoSchedule
+    }
+
+    /// Kubernetes set it for the node's state and takes it away when that is over: cordoned, not
+    /// ready, short of memory or disk, without network, not set up by its cloud yet.
+    #[must_use]
+    pub fn is_of_state(&self) -> bool {
+        is_key_of_state(&self.key)
+    }
+}
+
+fn is_key_of_state(key: &str) -> bool {
+    ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"].iter().any(|prefix| key.starts_with(prefix))
+}
+
 impl fmt::Display for Taint {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let equals = if self.value.is_empty() { "" } else { "=" };
@@ -107,16 +126,33 @@ impl Toleration {
     /// True where the pod may ignore the taint.
     #[must_use]
     pub fn tolerates(&self, taint: &Taint) -> bool {
-        let same_effect = self.effect.is_none_or(|effect| effect == taint.effect);
-        let same_key = self.key.is_empty() || self.key == taint.key;
-        same_effect && same_key && self.compares(taint)
+        self.looks_at(&taint.key, taint.effect) && self.compares(&taint.value)
     }
 
-    fn compares(&self, taint: &Taint) -> bool {
-        let numbers = || Some((whole(&taint.value)?, whole(&self.value)?));
+    /// True where the pod may ignore a taint of this key that has no value.
+    #[must_use]
+    pub fn tolerates_key(&self, key: &str, effect: TaintEffect) -> bool {
+        self.looks_at(key, effect) && self.compares("")
+    }
+
+    /// True where the pod may ignore a taint that Kubernetes sets for a node's state and that keeps
+    /// new pods away.
+    #[must_use]
+    pub fn is_for_states(&self) -> bool {
+        self.effect.is_none_or(|effect| effect == TaintEffect::NoSchedule)
+            && (self.key.is_empty() || is_key_of_state(&self.key))
+    }
+
+    fn looks_at(&self, key: &str, effect: TaintEffect) -> bool {
+        let same_effect = self.effect.is_none_or(|known| known == effect);
+        same_effect && (self.key.is_empty() || &*self.key == key)
+    }
+
+    fn compares(&self, value: &str) -> bool {
+        let numbers = || Some((whole(value)?, whole(&self.value)?));
         match self.operator {
             // Without a key only Exists says anything.
-            TolerationOperator::Equal => !self.key.is_empty() && self.value == taint.value,
+            TolerationOperator::Equal => !self.key.is_empty() && &*self.value == value,
             TolerationOperator::Exists => true,
             TolerationOperator::Less => numbers().is_some_and(|(theirs, ours)| theirs < ours),
             TolerationOperator::Greater => numbers().is_some_and(|(theirs, ours)| theirs > ours),

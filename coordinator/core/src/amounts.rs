@@ -52,6 +52,18 @@ impl ResourceTable {
         }
     }
 
+    /// The resource of a name that is known.
+    pub(crate) fn find(&self, name: &str) -> Option<ResourceKey> {
+        match name {
+            CPU => Some(ResourceKey::Cpu),
+            MEMORY => Some(ResourceKey::Memory),
+            NVIDIA_GPU => Some(ResourceKey::Gpus),
+            _ => self.names.iter().position(|known| known.as_str() == name).and_then(|at| {
+                Some(ResourceKey::More(ResourceId(u32::try_from(at).ok()?)))
+            }),
+        }
+    }
+
     /// True for a device, which an agent must confirm.
     pub(crate) fn is_device(&self, id: ResourceId) -> bool {
         self.names.get(id.0 as usize).is_some_and(ResourceName::is_device)
@@ -204,6 +216,12 @@ impl Amounts {
                 Err(at) => self.more.insert(at, (*id, *amount)),
             }
         }
+    }
+
+    /// True where all amounts are equal; one that is not named is zero.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let covers = |left: &Self, right: &Self| left.keys().all(|key| left.get(key) == right.get(key));
+        covers(self, other) && covers(other, self)
     }
 
     /// True where nothing is named, or only zeros.

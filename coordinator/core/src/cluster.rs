@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use phalanx_common::constraints::{HOSTNAME_LABEL, HostPort};
 use phalanx_common::ids::{GpuId, LeaseId, NodeName};
 use phalanx_common::topology::{GpuHealth, Inventory, ProbeState};
 use phalanx_common::units::Time;
@@ -17,10 +18,12 @@ use crate::reason::Closed;
 mod classes;
 mod outline;
 mod quarantine;
+mod usage;
 
 use classes::Classes;
 pub(crate) use classes::{ClassId, ClassIndex};
 pub(crate) use quarantine::{EarlyEnd, Quarantine};
+pub(crate) use usage::InUse;
 
 /// Number of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -47,8 +50,14 @@ pub(crate) struct Node {
     pub(crate) agent: Option<AgentSide>,
     pub(crate) labels: BTreeMap<Arc<str>, Arc<str>>,
     pub(crate) capacity: Amounts,
-    pub(crate) used: Amounts,
-    /// Healthy GPUs without holder.
+    /// Pods it may have; `None` where nobody says.
+    #[serde(default)]
+    pub(crate) most_pods: Option<u64>,
+    pub(crate) used: InUse,
+    /// GPUs that pods of others have; which ones nobody tells.
+    #[serde(default)]
+    pub(crate) others_gpus: u64,
+    /// Healthy GPUs without holder, but for the last of them where others have some.
     pub(crate) free_mask: u64,
     /// Refusals since the last success.
     pub(crate) refusals: u32,
@@ -64,7 +73,7 @@ pub(crate) struct Node {
 
 impl Node {
     fn new(name: NodeName) -> Self {
-        let hostname = (Arc::from("kubernetes.io/hostname"), Arc::from(name.as_str()));
+        let hostname = (Arc::from(HOSTNAME_LABEL), Arc::from(name.as_str()));
         Self {
             name,
             spec: None,
@@ -72,7 +81,9 @@ impl Node {
             agent: None,
             labels: BTreeMap::from([hostname]),
             capacity: Amounts::default(),
-            used: Amounts::default(),
+            most_pods: None,
+            used: InUse::default(),
+            others_gpus: 0,
             free_mask: 0,
             refusals: 0,
             quarantine: None,
@@ -84,9 +95,24 @@ impl Node {
 
     /// Why the node takes no new pods; `None` = it does.
     pub(crate) fn closed(&self) -> Option<Closed> {
-        if self.spec.as_ref().is_some_and(|spec| spec.unschedulable) {
+        self.cordoned().or_else(|| self.shut())
+    }
+
+    /// Its object closes it to all but those pods that tolerate it.
+    pub(crate) fn cordoned(&self) -> Option<Closed> {
+        let spec = self.spec.as_ref()?;
+        if spec.unschedulable {
             return Some(Closed::Unschedulable);
         }
+        if !spec.ready {
+            return Some(Closed::NotReady);
+        }
+        let taint = spec.taints.iter().find(|taint| taint.is_of_state() && taint.keeps_away());
+        taint.map(|taint| Closed::Tainted(Arc::from(taint.to_string())))
+    }
+
+    /// Why it is closed to every pod.
+    pub(crate) fn shut(&self) -> Option<Closed> {
         match &self.agent {
             Some(AgentSide { session: None, .. }) => return Some(Closed::AgentAway),
             Some(AgentSide { inventory, .. }) => {
@@ -102,6 +128,22 @@ impl Node {
         self.quarantine.as_ref().map(|quarantine| Closed::Quarantined(quarantine.why.clone()))
     }
 
+    /// As it will be when its state is well again; cordoned stays cordoned.
+    fn recover(&mut self) {
+        if let Some(spec) = &mut self.spec {
+            spec.ready = true;
+            spec.taints.retain(|taint| !taint.is_of_state());
+        }
+    }
+
+    /// As it would be if a person made it schedulable.
+    fn uncordon(&mut self) {
+        self.recover();
+        if let Some(spec) = &mut self.spec {
+            spec.unschedulable = false;
+        }
+    }
+
     /// What it has is not known: neither object nor agent was heard of yet.
     pub(crate) fn is_unknown(&self) -> bool {
         self.spec.is_none() && self.agent.is_none() && !self.deleted
@@ -110,6 +152,12 @@ impl Node {
     /// Position of a GPU.
     pub(crate) fn position(&self, gpu: GpuId) -> Option<usize> {
         self.agent.as_ref()?.inventory.gpus.iter().position(|known| known.id == gpu)
+    }
+
+    /// How many of these GPUs are healthy.
+    pub(crate) fn healthy_of(&self, gpus: &[GpuId]) -> u64 {
+        let known = self.agent.iter().flat_map(|agent| &agent.inventory.gpus);
+        known.filter(|gpu| gpu.health.is_healthy() && gpus.contains(&gpu.id)).count() as u64
     }
 
     /// UUIDs of a mask.
@@ -141,6 +189,9 @@ pub(crate) struct Taken {
     pub(crate) lease: LeaseId,
     pub(crate) amounts: Amounts,
     pub(crate) gpus: Vec<GpuId>,
+    /// Ports of the node.
+    #[serde(default)]
+    pub(crate) ports: Vec<HostPort>,
 }
 
 impl Cluster {
@@ -272,14 +323,14 @@ impl Cluster {
     /// Takes resources of a node.
     pub(crate) fn take(&mut self, index: NodeIndex, taken: &Taken) {
         let node = &mut self.nodes[index.0 as usize];
-        node.used.add(&taken.amounts);
+        node.used.add(&taken.amounts, &taken.ports);
         self.set_holders(index, &taken.gpus, None, Some(taken.lease));
         self.refresh(index);
     }
 
     /// Gives resources back.
     pub(crate) fn give_back(&mut self, index: NodeIndex, taken: &Taken) {
-        self.nodes[index.0 as usize].used.subtract(&taken.amounts);
+        self.nodes[index.0 as usize].used.subtract(&taken.amounts, &taken.ports);
         self.set_holders(index, &taken.gpus, Some(taken.lease), None);
         self.room_generation += 1;
         self.refresh(index);
@@ -315,6 +366,7 @@ impl Cluster {
             gpus.filter(|(_, (gpu, holder))| gpu.health.is_healthy() && holder.is_none())
                 .fold(0, |mask, (at, _)| mask | 1 << at)
         });
+        node.free_mask = without_last(node.free_mask, node.others_gpus);
         let class = node.agent.as_ref().map_or(ClassId::EMPTY, |agent| agent.class);
         let target = node.closed().is_none().then_some((class, node.free_mask));
         if node.indexed == target {
@@ -352,14 +404,13 @@ impl Cluster {
             capacity.gpus = 0;
         }
         node.capacity = capacity;
+        node.most_pods = node.spec.as_ref().and_then(|spec| spec.allocatable.get("pods"));
         node.labels = node.spec.as_ref().map_or_else(BTreeMap::new, |spec| spec.labels.clone());
-        node.labels
-            .entry(Arc::from("kubernetes.io/hostname"))
-            .or_insert_with(|| Arc::from(node.name.as_str()));
+        node.labels.entry(Arc::from(HOSTNAME_LABEL)).or_insert_with(|| Arc::from(node.name.as_str()));
     }
 
     /// The same nodes in use as they are, but for what is on its way out, with those open that open
-    /// again by themselves or when their agent is back: for "would they help".
+    /// again by themselves, or when their agent is back, or by a word of a person: for "would they help".
     pub(crate) fn opened(&self, leaving: &[(NodeIndex, Taken)]) -> Self {
         let mut open = self.clone();
         for (index, taken) in leaving {
@@ -368,6 +419,7 @@ impl Cluster {
         for at in 0..open.nodes.len() {
             let node = &mut open.nodes[at];
             node.quarantine = None;
+            node.uncordon();
             if let Some(agent) = &mut node.agent {
                 agent.session = Some(0);
             }
@@ -381,8 +433,10 @@ impl Cluster {
         let mut empty = self.clone();
         for at in 0..empty.nodes.len() {
             let node = &mut empty.nodes[at];
-            node.used = Amounts::default();
+            node.used = InUse::default();
+            node.others_gpus = 0;
             node.quarantine = None;
+            node.recover();
             if let Some(agent) = &mut node.agent {
                 agent.session = Some(0);
                 agent.holders.iter_mut().for_each(|holder| *holder = None);
@@ -391,4 +445,16 @@ impl Cluster {
         }
         empty
     }
+}
+
+/// A mask without its last `count` bits that are set.
+fn without_last(mask: u64, count: u64) -> u64 {
+    let mut left = mask;
+    for _ in 0..count.min(64) {
+        if left == 0 {
+            break;
+        }
+        left ^= 1 << left.ilog2();
+    }
+    left
 }

@@ -229,6 +229,7 @@ impl Core {
         if let Some((request, need)) = &self.last_need
             && *request == pod.request
             && need.selector == pod.node_selector
+            && need.constraints == pod.constraints
         {
             return need.clone();
         }
@@ -244,11 +245,13 @@ impl Core {
             gpus: u32::try_from(amounts.gpus).unwrap_or(u32::MAX),
             needs_agent: effective.iter().any(|(name, amount)| name.is_device() && amount > 0),
             selector: pod.node_selector.clone(),
+            constraints: pod.constraints.clone(),
             amounts,
         }
     }
 
     pub(crate) fn apply_pod(&mut self, spec: PodSpec) {
+        self.forget_other(&spec.uid);
         let need = self.need_of(&spec);
         let uid = spec.uid.clone();
         let gang = spec.gang.clone();
@@ -285,7 +288,7 @@ impl Core {
     /// The node gets the resources of a pod back that has ended or is being deleted.
     fn release_if_ended(&mut self, key: GangKey, uid: &PodUid) {
         let Some(pod) = self.gangs.pods.get(uid) else { return };
-        let (Some(lease), true) = (pod.lease, pod_ended(&pod.spec)) else { return };
+        let (Some(lease), true) = (pod.lease, self.pod_ended(&pod.spec)) else { return };
         self.end_lease(lease);
         // Bound or not: its lease goes, and a round must not wait for it.
         self.drop_member(key, uid);
@@ -298,7 +301,7 @@ impl Core {
         match pod.lease {
             Some(lease) if binding.lease == Some(lease) || self.is_local_there(lease, &binding) => {
                 self.mark_bound(key, uid);
-                let ended = pod_ended(&self.gangs.pods[uid].spec);
+                let ended = self.pod_ended(&self.gangs.pods[uid].spec);
                 let starts = planted::is(Bug::StartBeforeWhole);
                 let wanted = if starts { LeaseState::Started } else { LeaseState::Bound };
                 self.leases.want_at_least(lease, wanted);
@@ -344,6 +347,7 @@ impl Core {
     }
 
     pub(crate) fn delete_pod(&mut self, uid: &PodUid) {
+        self.forget_other(uid);
         self.strangers_fenced.retain(|_, pod| pod != uid);
         let Some(pod) = self.gangs.pods.remove(uid) else { return };
         let gang = pod.spec.gang.clone();
@@ -354,6 +358,13 @@ impl Core {
             self.end_lease(lease);
         }
         self.unlink(uid, &gang);
+    }
+
+    /// Its node may have its resources back. Where kubelets stop pods, one that is bound and being deleted still runs:
+    /// it takes as long as its grace period, and whatever it needs beyond that.
+    pub(crate) const fn pod_ended(&self, pod: &PodSpec) -> bool {
+        let may_run = self.settings.kubelet_stops_pods && pod.binding.is_some();
+        pod.phase.is_terminal() || (pod.deleting && !may_run)
     }
 
     /// Takes a pod out of its gang's round; the round goes on without it once it is committed.
@@ -372,7 +383,3 @@ impl Core {
     }
 }
 
-/// Its node may have its resources back.
-pub(crate) fn pod_ended(pod: &PodSpec) -> bool {
-    pod.phase.is_terminal() || pod.deleting
-}

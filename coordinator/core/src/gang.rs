@@ -80,6 +80,11 @@ impl Pod {
             && !self.spec.deleting
     }
 
+    /// Waits for a place, and nothing of its own keeps it from having one.
+    pub(crate) fn may_be_placed(&self) -> bool {
+        self.is_unplaced() && self.spec.blockers.is_empty() && self.spec.constraints.gates.is_empty()
+    }
+
     /// Bound, not ended, not being deleted.
     pub(crate) fn is_live(&self) -> bool {
         self.spec.binding.is_some() && !self.spec.phase.is_terminal() && !self.spec.deleting

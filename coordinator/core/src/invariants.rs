@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::amounts::Amounts;
+use crate::cluster::InUse;
 use crate::core::Core;
 use crate::phase::{Member, Phase, PhaseKind};
 
@@ -19,14 +20,17 @@ pub fn check(core: &Core) -> Result<(), String> {
 /// Each GPU has at most one holder; a node's use is the sum of its leases; free is never negative.
 fn check_nodes(core: &Core) -> Result<(), String> {
     for (index, node) in core.cluster.nodes() {
-        let mut used = Amounts::default();
+        let mut used = InUse::default();
         for id in core.leases.by_node.get(&index).into_iter().flatten() {
             let Some(lease) = core.leases.leases.get(id) else {
                 return Err(format!("node {}: lease {id} is listed and not known", node.name));
             };
-            used.add(&lease.taken.amounts);
+            used.add(&lease.taken.amounts, &lease.taken.ports);
         }
-        if !same(&used, &node.used) {
+        for other in core.others.on(index) {
+            used.add(&other.amounts, &other.ports);
+        }
+        if !used.is_same(&node.used) {
             return Err(format!("node {}: used {:?}, its leases hold {used:?}", node.name, node.used));
         }
         let Some(agent) = &node.agent else { continue };
@@ -68,21 +72,15 @@ fn check_queues(core: &Core) -> Result<(), String> {
     for (name, queue) in &core.queues.queues {
         let none = Amounts::default();
         let held = allocated.get(name.as_str()).unwrap_or(&none);
-        if !same(held, &queue.allocated) {
+        if !held.is_same(&queue.allocated) {
             return Err(format!("queue {name}: allocated {:?}, its pods hold {held:?}", queue.allocated));
         }
         let asked = charged.get(name.as_str()).unwrap_or(&none);
-        if !same(asked, &queue.charged) {
+        if !asked.is_same(&queue.charged) {
             return Err(format!("queue {name}: charged {:?}, its gangs {asked:?}", queue.charged));
         }
     }
     Ok(())
-}
-
-/// Equal but for zeros that one of the two names.
-fn same(left: &Amounts, right: &Amounts) -> bool {
-    let covers = |left: &Amounts, right: &Amounts| left.keys().all(|key| left.get(key) == right.get(key));
-    covers(left, right) && covers(right, left)
 }
 
 /// Nothing of a gang is bound before its commit point; below its minimum only where that has a name.

@@ -2,19 +2,22 @@
 //! Nothing here changes state; a plan that does not work out is dropped.
 //!
 //! Order of choice: a set connected as well as the best one anywhere (NVLink, one host bridge,
-//! farther), then the node with the fewest GPUs left over, so that whole nodes stay whole, then the
-//! best-connected set within it, then the best fragment left for others.
+//! farther), then what pod and node would rather have (`PreferNoSchedule`, preferred affinity), then
+//! the node with the fewest GPUs left over, so that whole nodes stay whole, then the best-connected
+//! set within it, then the best fragment left for others. A preference decides between nodes that
+//! would do; it never keeps a pod waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use phalanx_common::constraints::{PodConstraints, TaintEffect};
 use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
 use serde::{Deserialize, Serialize};
 
 use crate::amounts::Amounts;
 use crate::class::{Class, ModelId, SetScore};
-use crate::cluster::{ClassIndex, Cluster, NodeIndex};
+use crate::cluster::{ClassIndex, Cluster, InUse, NodeIndex};
 use crate::predicates;
 
 /// What placing a pod needs to know of it.
@@ -23,8 +26,22 @@ pub(crate) struct PodNeed {
     pub(crate) gpus: u32,
     pub(crate) amounts: Amounts,
     pub(crate) selector: BTreeMap<Arc<str>, Arc<str>>,
+    pub(crate) constraints: Arc<PodConstraints>,
     /// It asks for a device: only a node whose agent confirms may take it.
     pub(crate) needs_agent: bool,
+}
+
+impl PodNeed {
+    /// It tolerates every taint of this key with the effect `NoSchedule`.
+    pub(crate) fn tolerates_no_schedule(&self, key: &str) -> bool {
+        let mut tolerations = self.constraints.tolerations.iter();
+        tolerations.any(|toleration| toleration.tolerates_key(key, TaintEffect::NoSchedule))
+    }
+
+    /// Nodes that are closed to others for their state may be open to it.
+    fn visits_cordoned(&self) -> bool {
+        self.constraints.tolerations.iter().any(|toleration| toleration.is_for_states())
+    }
 }
 
 /// A pod to place.
@@ -55,7 +72,7 @@ pub(crate) struct Shortfall {
 /// Nodes changed by the plan so far, and nodes not to be used.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Overlay {
-    changed: BTreeMap<NodeIndex, (u64, Amounts)>,
+    changed: BTreeMap<NodeIndex, (u64, InUse)>,
     excluded: BTreeSet<NodeIndex>,
 }
 
@@ -70,10 +87,18 @@ pub(crate) enum Models {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     tier: u8,
+    /// What pod and node would rather do without.
+    dislike: (u32, u32),
     left_over: u32,
     score: Option<SetScore>,
     node: NodeIndex,
 }
+
+/// Left over on a node with GPUs, for a pod that asks for none: such nodes come last.
+const HAS_GPUS: u32 = 1 << 16;
+
+/// Nothing speaks against a node.
+const NONE: (u32, u32) = (0, 0);
 
 struct Search<'a> {
     cluster: &'a Cluster,
@@ -107,55 +132,82 @@ impl Search<'_> {
     /// Nodes that the plan has used already.
     fn search_changed(&mut self) {
         for (index, (free, used)) in &self.overlay.changed {
-            let node = self.cluster.node(*index);
-            if self.overlay.excluded.contains(index) || predicates::check(node, self.need, used).is_err() {
-                continue;
-            }
-            if self.need.gpus == 0 {
-                let has_gpus = node.agent.as_ref().is_some_and(|agent| !agent.holders.is_empty());
-                let rank = Rank {
-                    tier: u8::from(has_gpus),
-                    left_over: free.count_ones(),
-                    score: None,
-                    node: *index,
-                };
-                self.offer(rank, 0);
-            } else if let Some(agent) = &node.agent
-                && let Some((mask, score)) = self.best_set(self.cluster.class(agent.class), *free)
-            {
-                let left_over = free.count_ones() - self.need.gpus;
-                self.offer(Rank { tier: score.tier, left_over, score: Some(score), node: *index }, mask);
+            self.offer_node(*index, *free, used);
+        }
+    }
+
+    /// Nodes that stand in no index, because they are closed to pods that do not tolerate it.
+    fn search_cordoned(&mut self) {
+        for (index, node) in self.cluster.nodes() {
+            let is_cordoned = node.cordoned().is_some() && node.shut().is_none();
+            if is_cordoned && !self.overlay.changed.contains_key(&index) {
+                self.offer_node(index, node.free_mask, &node.used);
             }
         }
     }
 
-    fn first_suitable(&self, nodes: &BTreeSet<NodeIndex>) -> Option<NodeIndex> {
-        nodes.iter().copied().find(|index| {
+    /// One node, of which this much is free and in use.
+    fn offer_node(&mut self, index: NodeIndex, free: u64, used: &InUse) {
+        let node = self.cluster.node(index);
+        if self.overlay.excluded.contains(&index) || predicates::check(node, self.need, used).is_err() {
+            return;
+        }
+        let dislike = predicates::dislike(node, self.need);
+        if self.need.gpus == 0 {
+            let has_gpus = node.agent.as_ref().is_some_and(|agent| !agent.holders.is_empty());
+            let left_over = free.count_ones() + if has_gpus { HAS_GPUS } else { 0 };
+            self.offer(Rank { tier: 0, dislike, left_over, score: None, node: index }, 0);
+        } else if let Some(agent) = &node.agent
+            && let Some((mask, score)) = self.best_set(self.cluster.class(agent.class), free)
+        {
+            let left_over = free.count_ones() - self.need.gpus;
+            let rank = Rank { tier: score.tier, dislike, left_over, score: Some(score), node: index };
+            self.offer(rank, mask);
+        }
+    }
+
+    /// The best-liked of nodes that are alike otherwise; of several the first. One that nothing
+    /// speaks against ends the search.
+    fn first_suitable(&self, nodes: &BTreeSet<NodeIndex>) -> Option<(NodeIndex, (u32, u32))> {
+        let mut best: Option<(NodeIndex, (u32, u32))> = None;
+        for index in nodes {
             let node = self.cluster.node(*index);
-            !self.overlay.changed.contains_key(index)
+            let is_suitable = !self.overlay.changed.contains_key(index)
                 && !self.overlay.excluded.contains(index)
-                && predicates::check(node, self.need, &node.used).is_ok()
-        })
+                && predicates::check(node, self.need, &node.used).is_ok();
+            if !is_suitable {
+                continue;
+            }
+            let dislike = predicates::dislike(node, self.need);
+            if dislike == NONE {
+                return Some((*index, dislike));
+            }
+            if best.is_none_or(|(_, known)| dislike < known) {
+                best = Some((*index, dislike));
+            }
+        }
+        best
     }
 
     fn search_class(&mut self, class: &Class, index: &ClassIndex) {
         let whole = if class.gpus >= 64 { u64::MAX } else { (1_u64 << class.gpus) - 1 };
         let Some((_, best_possible)) = self.best_set(class, whole) else { return };
         for count in self.need.gpus..=class.gpus {
-            let mut found_best_tier = false;
+            let mut found_best = false;
             for (free, nodes) in &index.by_count[count as usize] {
                 let Some((mask, score)) = self.best_set(class, *free) else { continue };
                 let left_over = count - self.need.gpus;
-                let bound = Rank { tier: score.tier, left_over, score: Some(score), node: NodeIndex(0) };
+                let (tier, score, node) = (score.tier, Some(score), NodeIndex(0));
+                let bound = Rank { tier, dislike: NONE, left_over, score, node };
                 if self.best.is_some_and(|(known, _)| known < bound) {
                     continue;
                 }
-                if let Some(node) = self.first_suitable(nodes) {
-                    self.offer(Rank { node, ..bound }, mask);
-                    found_best_tier |= score.tier == best_possible.tier;
+                if let Some((node, dislike)) = self.first_suitable(nodes) {
+                    self.offer(Rank { node, dislike, ..bound }, mask);
+                    found_best |= tier == best_possible.tier && dislike == NONE;
                 }
             }
-            if found_best_tier {
+            if found_best {
                 return;
             }
         }
@@ -165,9 +217,11 @@ impl Search<'_> {
     fn search_without_gpus(&mut self, class: &Class, index: &ClassIndex) {
         for (count, group) in index.by_count.iter().enumerate() {
             for nodes in group.values() {
-                if let Some(node) = self.first_suitable(nodes) {
-                    let left_over = u32::try_from(count).unwrap_or(u32::MAX);
-                    self.offer(Rank { tier: u8::from(class.gpus > 0), left_over, score: None, node }, 0);
+                let Some((node, dislike)) = self.first_suitable(nodes) else { continue };
+                let left_over = u32::try_from(count).unwrap_or(u32::MAX);
+                let left_over = left_over.saturating_add(if class.gpus > 0 { HAS_GPUS } else { 0 });
+                self.offer(Rank { tier: 0, dislike, left_over, score: None, node }, 0);
+                if dislike == NONE {
                     return;
                 }
             }
@@ -186,6 +240,9 @@ fn choose(cluster: &Cluster, overlay: &Overlay, need: &PodNeed, models: Models) 
             search.search_class(class, index);
         }
     }
+    if need.visits_cordoned() {
+        search.search_cordoned();
+    }
     search.best.map(|(rank, mask)| (rank.node, mask))
 }
 
@@ -201,7 +258,7 @@ impl Overlay {
         if !planted::is(Bug::SamePlaceTwice) {
             *free &= !mask;
         }
-        used.add(&need.amounts);
+        used.add(&need.amounts, &need.constraints.host_ports);
     }
 }
 
@@ -349,9 +406,7 @@ pub(crate) fn feasible_nodes(cluster: &Cluster, need: &PodNeed) -> u32 {
                 .any(|(_, mask)| (node.free_mask & mask).count_ones() >= need.gpus),
             None => false,
         };
-        node.closed().is_none()
-            && (need.gpus == 0 || gpus)
-            && predicates::check(node, need, &node.used).is_ok()
+        node.shut().is_none() && (need.gpus == 0 || gpus) && predicates::check(node, need, &node.used).is_ok()
     });
     u32::try_from(feasible.count()).unwrap_or(u32::MAX)
 }

@@ -159,6 +159,33 @@ pub struct NoRoom {
     /// GPUs whose holder does not use them yet, or any more; at most 4.
     #[serde(default)]
     pub held: Vec<Held>,
+    /// What pods of other schedulers hold; at most 4.
+    #[serde(default)]
+    pub others: Vec<OtherHolder>,
+}
+
+/// What pods of another scheduler hold on a node. It is theirs: nothing of them is ever evicted for a gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherHolder {
+    /// The node.
+    pub node: NodeName,
+    /// The scheduler that they name.
+    pub scheduler: Arc<str>,
+    /// How many pods.
+    pub pods: u32,
+    /// What they hold together of the resource that runs short.
+    pub amount: u64,
+}
+
+impl OtherHolder {
+    fn text(&self, resource: &str) -> String {
+        let amount = amount_of(resource, self.amount);
+        let whose = match self.pods {
+            1 => "a pod".to_owned(),
+            count => format!("{count} pods"),
+        };
+        format!("{}: {amount} held by {whose} of scheduler {}", self.node, self.scheduler)
+    }
 }
 
 /// GPUs of one node with a holder that a person may wonder about.
@@ -186,6 +213,10 @@ impl fmt::Display for Held {
 pub enum Closed {
     /// Its object says so.
     Unschedulable,
+    /// Its condition `Ready` is not true.
+    NotReady,
+    /// Kubernetes keeps pods away for its state; the taint.
+    Tainted(Arc<str>),
     /// No connection to its agent.
     AgentAway,
     /// No connection to its agent for so long.
@@ -206,7 +237,11 @@ impl Closed {
     fn fix(&self, node: &NodeName) -> String {
         match self {
             Self::Unschedulable => format!("make node {node} schedulable"),
+            Self::NotReady => format!("wait until node {node} is ready, or see why its kubelet is not"),
             Self::AgentAway | Self::NoReport { .. } => format!("bring the agent of {node} back"),
+            Self::Tainted(taint) => {
+                format!("wait until Kubernetes takes {taint} from {node}, or tolerate it")
+            }
             Self::DriverError(_) => format!("repair the driver of {node}"),
             Self::Quarantined(_) => format!("wait until {node} opens again, which it does by itself"),
             Self::Removed => format!("bring node {node} back"),
@@ -218,6 +253,8 @@ impl fmt::Display for Closed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unschedulable => formatter.write_str("unschedulable"),
+            Self::NotReady => formatter.write_str("not ready"),
+            Self::Tainted(taint) => write!(formatter, "tainted {taint}"),
             Self::AgentAway => formatter.write_str("its agent is not connected"),
             Self::NoReport { seconds } => write!(formatter, "no report for {seconds} s"),
             Self::DriverError(message) => write!(formatter, "driver error: {message}"),
@@ -387,6 +424,9 @@ impl fmt::Display for NoRoom {
         }
         for held in &self.held {
             write!(formatter, "; {held}")?;
+        }
+        for other in &self.others {
+            write!(formatter, "; {}", other.text(&self.resource))?;
         }
         if self.closed.is_empty() {
             return Ok(());

@@ -15,7 +15,6 @@ use crate::action::Action;
 use crate::amounts::Amounts;
 use crate::cluster::{NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
-use crate::facts::pod_ended;
 use crate::gang::GangKey;
 use crate::lease::{Lease, devices};
 use crate::phase::{BindState, Member, Phase, Round, Step};
@@ -83,7 +82,7 @@ impl Core {
     pub(crate) fn adopt(&mut self, key: GangKey, uid: &PodUid) {
         let Some(pod) = self.gangs.pods.get(uid) else { return };
         let Some(binding) = pod.spec.binding.clone() else { return };
-        let ended = pod_ended(&pod.spec);
+        let ended = self.pod_ended(&pod.spec);
         // A pod that ended without a lease of ours holds nothing; one with a lease is released at its agent.
         if pod.lease.is_some() || (ended && binding.lease.is_none()) {
             return;
@@ -122,7 +121,8 @@ impl Core {
             exactness: Exactness::Exact,
             run_for: pod.spec.run_for,
         };
-        let taken = Taken { lease: id, amounts: pod.need.amounts.clone(), gpus: binding.gpus.clone() };
+        let ports = pod.need.constraints.host_ports.clone();
+        let taken = Taken { lease: id, amounts: pod.need.amounts.clone(), gpus: binding.gpus.clone(), ports };
         let request = Arc::new(request);
         self.insert_lease(Lease {
             node,
@@ -231,7 +231,10 @@ impl Core {
         let may_be_bound = (LeaseState::Armed..=LeaseState::Started).contains(&state);
         let effective = report.request.request.effective();
         let amounts: Amounts = self.cluster.resources.amounts_known(&effective);
-        let taken = Taken { lease: report.lease, amounts, gpus: report.request.gpus() };
+        // Its pod may be known; only then is it known which ports it takes.
+        let pod = self.gangs.pods.get(&report.request.pod);
+        let ports = pod.map(|pod| pod.need.constraints.host_ports.clone()).unwrap_or_default();
+        let taken = Taken { lease: report.lease, amounts, gpus: report.request.gpus(), ports };
         self.insert_lease(Lease {
             node,
             taken,

@@ -24,8 +24,7 @@ impl Core {
     /// Pods that may be placed, in order of task and number.
     pub(crate) fn candidates(&self, gang: &Gang) -> Vec<Candidate> {
         let pods = self.gangs.pods_of(&gang.spec.name);
-        let mut pods: Vec<_> =
-            pods.filter(|(_, pod)| pod.is_unplaced() && pod.spec.blockers.is_empty()).collect();
+        let mut pods: Vec<_> = pods.filter(|(_, pod)| pod.may_be_placed()).collect();
         if pods.len() > 1 {
             pods.sort_by(|(_, left), (_, right)| {
                 let key = |pod: &Pod| (pod.spec.task.clone(), pod.spec.name.name.clone());

@@ -45,7 +45,7 @@ impl Core {
     }
 
     /// One pod joins a round on its chosen place.
-    fn add_member(&mut self, key: GangKey, round: &mut Round, place: &Placed) {
+    pub(crate) fn add_member(&mut self, key: GangKey, round: &mut Round, place: &Placed) {
         let id = self.leases.next_id(self.term);
         let node = self.cluster.node(place.node);
         let named = if planted::is(Bug::OtherNodesGpus) { NodeIndex(0) } else { place.node };
@@ -62,7 +62,8 @@ impl Core {
             run_for: pod.spec.run_for,
         };
         pod.lease = Some(id);
-        let taken = Taken { lease: id, amounts: pod.need.amounts.clone(), gpus };
+        let ports = pod.need.constraints.host_ports.clone();
+        let taken = Taken { lease: id, amounts: pod.need.amounts.clone(), gpus, ports };
         round.members.insert(place.pod.clone(), Member::new(id, BindState::Waiting));
         round.unbound.insert(place.pod.clone());
         if !local {
@@ -234,6 +235,14 @@ impl Core {
             // An earlier leader may still be deleting this plan: what is bound must find one that is ours.
             return;
         }
+        if self.yield_before_binding(key, now, actions) {
+            return;
+        }
+        let Some(round) = self.round_mut(key) else { return };
+        if round.plan_write.is_some() || round.plan_retry_at.is_some() {
+            // A pod was placed anew: the plan that names its place comes first.
+            return;
+        }
         let ready = std::mem::take(&mut round.to_bind);
         for uid in ready {
             self.send_binding(key, &uid, actions);
@@ -261,6 +270,7 @@ impl Core {
                 lease: (!lease.local).then_some(lease.taken.lease),
                 gpus: lease.taken.gpus.clone(),
             },
+            group_uid: self.gangs.gangs.get(&key).map(|gang| gang.spec.uid.clone()).unwrap_or_default(),
             term: self.term,
         };
         let action = self.emit_pending(command, Pending::Pod(key, uid.clone()), actions);
@@ -348,7 +358,7 @@ impl Core {
         }
     }
 
-    /// Gives a round up. Only before its commit point, where nothing is bound. The gang is not tried
+    /// Gives a round up. Only where nothing is bound: before its commit point, or before its first Binding is sent. The gang is not tried
     /// again before `retry_at`.
     pub(crate) fn drop_round(&mut self, key: GangKey, retry_at: Time, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };

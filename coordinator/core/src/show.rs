@@ -213,7 +213,7 @@ impl Core {
         let needs: BTreeMap<_, _> = self
             .gangs
             .pods_of(name)
-            .filter(|(_, pod)| pod.is_unplaced() && pod.spec.blockers.is_empty())
+            .filter(|(_, pod)| pod.may_be_placed())
             .map(|(_, pod)| (pod.need.clone(), ()))
             .collect();
         let feasible = needs.keys().map(|need| feasible_nodes(&self.cluster, need)).min().unwrap_or(0);

@@ -147,7 +147,7 @@ fn no_node_ever(cluster: &Cluster, empty: &Cluster, need: &PodNeed) -> Option<Re
 fn free(node: &Node, key: ResourceKey) -> u64 {
     match key {
         ResourceKey::Gpus => u64::from(node.free_mask.count_ones()),
-        _ => node.capacity.get(key).saturating_sub(node.used.get(key)),
+        _ => node.capacity.get(key).saturating_sub(node.used.amounts.get(key)),
     }
 }
 
@@ -157,7 +157,7 @@ fn has_room(cluster: &Cluster, index: NodeIndex, need: &PodNeed, leaving: &[(Nod
     let mut used = node.used.clone();
     let mut gpus = u64::from(node.free_mask.count_ones());
     for (_, taken) in leaving.iter().filter(|(of, _)| *of == index) {
-        used.subtract(&taken.amounts);
+        used.subtract(&taken.amounts, &taken.ports);
         gpus += taken.amounts.gpus;
     }
     gpus >= u64::from(need.gpus) && predicates::check(node, need, &used).is_ok()
@@ -206,13 +206,14 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         lower_to: lower_to(cluster, shape, required),
         closed: Vec::new(),
         held: Vec::new(),
+        others: Vec::new(),
     }
 }
 
 /// What a node has left of everything.
 pub(crate) fn free_amounts(node: &Node) -> Amounts {
     let mut free = node.capacity.clone();
-    free.subtract(&node.used);
+    free.subtract(&node.used.amounts);
     free.gpus = u64::from(node.free_mask.count_ones());
     free
 }

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use phalanx_common::constraints::Taint;
+
 use super::{ClassId, Cluster, Node, NodeIndex};
 use crate::amounts::Amounts;
 use crate::reason::Closed;
@@ -18,6 +20,8 @@ struct Outline {
     free_mask: u64,
     closed: Option<Closed>,
     has_object: bool,
+    taints: Vec<Taint>,
+    most_pods: Option<u64>,
     is_unknown: bool,
 }
 
@@ -34,6 +38,8 @@ impl Outline {
             free_mask: node.free_mask,
             closed: node.closed(),
             has_object: node.spec.is_some(),
+            taints: node.spec.iter().flat_map(|spec| &spec.taints).cloned().collect(),
+            most_pods: node.most_pods,
             is_unknown: node.is_unknown(),
         }
     }
