@@ -131,12 +131,12 @@ fn slice(namespace: &str, address: &AdminAddress) -> EndpointSlice {
     EndpointSlice {
         metadata: metadata(name, namespace, &labels),
         address_type: family.to_owned(),
-        endpoints: vec![Endpoint {
+        endpoints: Some(vec![Endpoint {
             addresses: vec![address.ip.to_string()],
             conditions: Some(EndpointConditions { ready: Some(true), ..EndpointConditions::default() }),
             target_ref: Some(pod_reference(namespace, address)),
             ..Endpoint::default()
-        }],
+        }]),
         ports: Some(vec![EndpointPort {
             name: Some(PORT.to_owned()),
             port: Some(i32::from(address.port)),
@@ -192,10 +192,10 @@ mod tests {
     #[test]
     fn the_other_family_has_a_slice_of_its_own() {
         let slice = slice("phalanx-system", &address("fd00::2"));
-        assert_eq!((slice.address_type.as_str(), slice.metadata.name.as_deref()), (
-            "IPv6",
-            Some("phalanx-admin-leader-ipv6")
-        ));
+        assert_eq!(
+            (slice.address_type.as_str(), slice.metadata.name.as_deref()),
+            ("IPv6", Some("phalanx-admin-leader-ipv6"))
+        );
     }
 
     #[tokio::test]
