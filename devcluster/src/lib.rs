@@ -1,1 +1,23 @@
 //! A real API server with etcd, and hollow nodes: for tests, benches and `phalanx dev-cluster`.
+//!
+//! [`Servers`] are etcd, kube-apiserver and what else is asked for, on free loopback ports, with their data in a folder
+//! of their own. They end with the value or with this process, whatever ends it.
+
+mod audit;
+mod crds;
+mod error;
+mod folder;
+mod kubeconfig;
+mod kubectl;
+mod options;
+mod pki;
+mod process;
+mod servers;
+mod tokens;
+
+pub use audit::Audited;
+pub use error::Error;
+pub use options::Options;
+pub use phalanx_kube_binaries::{Tool, Version};
+pub use servers::Servers;
+pub use tokens::TokenOptions;
