@@ -201,4 +201,7 @@ pub struct PodSpec {
     /// Counter of the term under which it was last bound or fenced; 0 = never.
     #[serde(default)]
     pub term: u64,
+    /// UID of the PodGroup that it was bound for; empty where no coordinator bound it, or an older one did.
+    #[serde(default)]
+    pub group_uid: Arc<str>,
 }

@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::cluster::{Cluster, NodeIndex};
-use crate::event::Event;
+use crate::event::{DisruptionBudget, Event};
 use crate::foreign::ForeignPlan;
 use crate::gang::{GangKey, Gangs, OrderKey};
 use crate::lease::Leases;
+use crate::others::Others;
 use crate::place::PodNeed;
 use crate::queue::Queues;
 use crate::settings::Settings;
@@ -87,6 +88,12 @@ pub struct Core {
     pub(crate) cluster: Cluster,
     pub(crate) gangs: Gangs,
     pub(crate) leases: Leases,
+    /// Pods of others on our nodes.
+    #[serde(default)]
+    pub(crate) others: Others,
+    /// PodDisruptionBudgets, by namespace and name.
+    #[serde(default, with = "crate::pairs")]
+    pub(crate) budgets: BTreeMap<GangName, DisruptionBudget>,
     pub(crate) pending: BTreeMap<ActionId, Pending>,
     pub(crate) timers: BTreeSet<(Time, Timer)>,
     /// Gangs whose facts changed.
@@ -141,6 +148,8 @@ impl Core {
             cluster: Cluster::default(),
             gangs: Gangs::default(),
             leases: Leases::default(),
+            others: Others::default(),
+            budgets: BTreeMap::new(),
             pending: BTreeMap::new(),
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -170,6 +179,7 @@ impl Core {
     pub fn snapshot(&mut self) -> Self {
         self.emptied = None;
         self.last_need = None;
+        self.others.last = None;
         self.clone()
     }
 
@@ -211,6 +221,9 @@ impl Core {
                 }
                 self.pod_read(action, pod.map(|pod| *pod));
             }
+            Event::OtherPodApplied(pod) => self.apply_other(*pod),
+            Event::BudgetApplied(budget) => self.apply_budget(*budget),
+            Event::BudgetDeleted(name) => self.delete_budget(&name),
         }
     }
 
@@ -221,6 +234,7 @@ impl Core {
         }
         self.now = now;
         self.fire_timers(now, actions);
+        self.yield_to_others(now, actions);
         // Twice at most in practice: a lease of the coordinator's own ledger that ends frees room at once.
         for _ in 0..CYCLE_ROUNDS {
             self.progress_touched(now, actions);

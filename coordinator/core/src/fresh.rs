@@ -31,8 +31,13 @@ impl Core {
 
     fn freshen_room(&self, room: &mut NoRoom) {
         self.freshen_closed(&mut room.closed);
-        let nodes = room.free_by_node.iter().filter_map(|(name, _, _)| self.cluster.find(name));
-        let leases = nodes.flat_map(|node| self.leases.by_node.get(&node).into_iter().flatten());
+        let nodes: Vec<NodeIndex> =
+            room.free_by_node.iter().filter_map(|(name, _, _)| self.cluster.find(name)).collect();
+        if let Some(key) = self.cluster.resources.find(&room.resource) {
+            let others = nodes.iter().flat_map(|node| self.other_holders(*node, key));
+            room.others = others.take(MOST_HELD).collect();
+        }
+        let leases = nodes.iter().flat_map(|node| self.leases.by_node.get(node).into_iter().flatten());
         let leases = leases.filter_map(|id| self.leases.leases.get(id));
         room.held = leases.filter_map(|lease| self.held(lease)).take(MOST_HELD).collect();
     }

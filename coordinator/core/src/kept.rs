@@ -45,6 +45,7 @@ impl Core {
             ("fences_held", self.fences_held.len()),
             ("plans_found", self.plans_found.len()),
             ("lease_reports", reports),
+            ("crowded_nodes", self.others.crowded.len()),
         ]
     }
 
@@ -69,12 +70,16 @@ impl Core {
         totals
     }
 
-    /// What is kept of the cluster itself: it follows nodes, queues and priority classes, never gangs.
+    /// What is kept of the cluster itself: it follows nodes, queues, priority classes, budgets and pods of others, never
+    /// gangs.
     #[must_use]
     pub fn kept_of_cluster(&self) -> Vec<(&'static str, usize)> {
         let mut kept = self.cluster.kept();
         kept.push(("queues", self.queues.queues.len()));
         kept.push(("priority_classes", self.priority_classes.len()));
+        kept.push(("pods_of_others", self.others.pods.len()));
+        kept.push(("nodes_with_others", self.others.by_node.len()));
+        kept.push(("disruption_budgets", self.budgets.len()));
         kept
     }
 }

@@ -49,10 +49,11 @@ impl Core {
         }
     }
 
-    /// Forgets a node that is gone, once its last lease is.
+    /// Forgets a node that is gone, once its last lease is, and the last pod of others.
     pub(crate) fn forget_node(&mut self, node: NodeIndex) {
         let has_object_deleted = self.cluster.node(node).deleted;
-        if has_object_deleted && !self.leases.by_node.contains_key(&node) {
+        let is_used = self.leases.by_node.contains_key(&node) || self.others.by_node.contains_key(&node);
+        if has_object_deleted && !is_used {
             self.cluster.forget_if_gone(node);
         }
     }

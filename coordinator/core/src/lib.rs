@@ -22,6 +22,7 @@ pub mod kept;
 mod lease;
 mod ledger;
 mod life;
+mod others;
 mod pairs;
 mod pass;
 mod phase;

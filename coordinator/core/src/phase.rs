@@ -207,7 +207,8 @@ impl PhaseKind {
             Reserving => &[Admitted, Committing],
             Committing => &[Admitted, Arming],
             Arming => &[Admitted, Binding],
-            Binding => &[Running, Degraded, Evicting],
+            // Admitted only before a Binding was sent, where pods of others have taken its place.
+            Binding => &[Running, Degraded, Evicting, Admitted],
             Running => &[Degraded, Evicting, Finished, Queued],
             Degraded => &[Running, Evicting, Finished, Queued],
             Evicting => &[Queued, Running],

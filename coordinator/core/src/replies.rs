@@ -107,6 +107,7 @@ impl Core {
             // Liveness and the pods' own life are the shell's matter.
             FromAgent::Hello(_)
             | FromAgent::Heartbeat
+            | FromAgent::Token(_)
             | FromAgent::PodStarted { .. }
             | FromAgent::PodEnded { .. }
             | FromAgent::PodStopped { .. } => {}
@@ -287,6 +288,8 @@ impl Core {
         let Some(lease) = pod.lease.and_then(|id| self.leases.leases.get(&id)) else { return };
         if pod.spec.binding.is_none() {
             pod.spec.term = pod.spec.term.max(self.term.counter);
+            pod.spec.group_uid =
+                self.gangs.gangs.get(&key).map(|gang| gang.spec.uid.clone()).unwrap_or_default();
             pod.spec.binding = Some(PodBinding {
                 node: self.cluster.node(lease.node).name.clone(),
                 lease: (!lease.local).then_some(lease.taken.lease),

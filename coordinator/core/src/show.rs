@@ -29,7 +29,13 @@ impl Core {
         gangs.sort_by(|left, right| left.name.cmp(&right.name));
         let mut nodes: Vec<NodeView> = self.cluster.nodes().map(|(_, node)| self.node_view(node)).collect();
         nodes.sort_by(|left, right| left.name.cmp(&right.name));
-        StateView { queues: self.queue_views(), gangs, nodes, pods_without_gang: self.pods_without_gang() }
+        StateView {
+            queues: self.queue_views(),
+            gangs,
+            nodes,
+            pods_without_gang: self.pods_without_gang(),
+            budgets: self.budgets.values().cloned().collect(),
+        }
     }
 
     /// All leases, by id, those on their way out included.
@@ -201,6 +207,7 @@ impl Core {
                 })
                 .collect(),
             refusals: node.refusals,
+            other_pods: self.cluster.find(&node.name).map_or(0, |node| self.others.on(node).count()),
         }
     }
 

@@ -9,6 +9,7 @@ use phalanx_common::units::Time;
 use phalanx_common::wire::LeaseState;
 use serde::{Deserialize, Serialize};
 
+use crate::event::DisruptionBudget;
 use crate::reason::Reason;
 
 /// Everything, for `get` and the tables.
@@ -22,6 +23,9 @@ pub struct StateView {
     pub nodes: Vec<NodeView>,
     /// Pods that name a PodGroup that does not exist, by it and name.
     pub pods_without_gang: Vec<PodWithoutGang>,
+    /// PodDisruptionBudgets, by namespace and name. Nothing is decided by them yet.
+    #[serde(default)]
+    pub budgets: Vec<DisruptionBudget>,
 }
 
 /// A pod without a gang.
@@ -135,6 +139,9 @@ pub struct NodeView {
     pub gpus: Vec<GpuView>,
     /// Refusals since the last success.
     pub refusals: u32,
+    /// Pods there that are none of ours.
+    #[serde(default)]
+    pub other_pods: usize,
 }
 
 /// A GPU.

@@ -313,7 +313,10 @@ impl World {
                 }
                 self.apply(done(if later { Outcome::Conflict } else { Outcome::Done }));
             }
-            Command::Bind { pod, resource_version, binding, term, .. } => {
+            Command::Bind { pod, resource_version, binding, term, group_uid, .. } => {
+                if let Some(stored) = self.pods.get_mut(&pod).filter(|stored| stored.binding.is_none()) {
+                    stored.group_uid = group_uid;
+                }
                 self.bind(id, &pod, resource_version, binding, term)
             }
             Command::FenceWrite { pod, term, .. } => {
@@ -1023,6 +1026,7 @@ impl World {
                 .into_iter()
                 .map(|(key, value)| (Arc::from(key), Arc::from(value)))
                 .collect(),
+            group_uid: Default::default(),
             constraints: Default::default(),
             blockers: blocker
                 .into_iter()
