@@ -1,8 +1,9 @@
 //! Executes what the core asks of the API, and tells what came of it.
 //!
-//! Writes of one pod, gang or queue keep their order: they go to the same one of a few workers. The term has a worker
-//! of its own, which tries until it is raised. Every call has a time-out; one that gives no answer in time may have
-//! been done, and the outcome says so.
+//! Writes of one pod, gang or queue keep their order: they go to the same one of a few workers. Those of pods have
+//! workers of their own, so that plans do not wait behind Bindings nor Bindings behind statuses. The term has one too,
+//! which tries until it is raised. Every call has a time-out; one that gives no answer in time may have been done, and
+//! the outcome says so.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,6 +13,7 @@ use std::time::Duration;
 use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, Term};
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::{Event, Outcome};
+use phalanx_kubernetes::client::Pace;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -25,18 +27,46 @@ use crate::metrics::{Metrics, command_name, outcome_name};
 
 /// Actions between the loop and the workers.
 const QUEUE_ACTIONS: usize = 1024;
-/// Workers: enough that one slow write does not hold up the others.
-const WORKERS: usize = 8;
-/// The worker behind them is the term's.
-const TERM_WORKER: usize = WORKERS;
 /// Actions that wait for one worker.
 const WORKER_ACTIONS: usize = 256;
-/// Longest wait for one call.
-const TIME_OUT: Duration = Duration::from_secs(10);
 /// A status that others write too is tried so often at once; then the core tries again a little later.
 const STATUS_ATTEMPTS: u32 = 4;
 /// Pause before the term is tried again: nothing may be asked of agents without it.
 const TERM_RETRY: Duration = Duration::from_secs(1);
+
+/// How much is written at once, and how long a call may take.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Workers for writes to pods.
+    pub pods: usize,
+    /// Workers for plans and statuses.
+    pub groups: usize,
+    /// Longest wait for one call.
+    pub time_out: Duration,
+    /// When the next Binding may go.
+    pub bindings: Pace,
+}
+
+impl Default for Limits {
+    /// For the embedded store: enough that one slow write does not hold up the others.
+    fn default() -> Self {
+        Self { pods: 8, groups: 4, time_out: Duration::from_secs(10), bindings: Pace::default() }
+    }
+}
+
+impl Limits {
+    /// For an API server. `time_out` is shorter than what lies between the moment when a leader stops and the moment
+    /// when the next one may begin.
+    #[must_use]
+    pub fn kubernetes(time_out: Duration, bindings: Pace) -> Self {
+        Self { pods: 32, groups: 8, time_out, bindings }
+    }
+
+    /// The worker behind all others is the term's.
+    const fn term(&self) -> usize {
+        self.pods + self.groups
+    }
+}
 
 /// Makes one worker's view of the API.
 #[derive(Clone, Debug)]
@@ -46,7 +76,7 @@ struct Worker<A> {
     outcomes: mpsc::Sender<Event>,
     metrics: Arc<Metrics>,
     clock: Clock,
-    time_out: Duration,
+    limits: Arc<Limits>,
 }
 
 /// The queue to the workers, and their end.
@@ -58,7 +88,8 @@ pub struct Writer {
     pub done: JoinHandle<()>,
 }
 
-/// Starts the workers. Outcomes go to `outcomes`; `incarnation` is this process's part of a term.
+/// Starts the workers, with limits for the embedded store. Outcomes go to `outcomes`; `incarnation` is this process's
+/// part of a term.
 pub fn start<A: Api>(
     api: A,
     incarnation: u64,
@@ -66,12 +97,25 @@ pub fn start<A: Api>(
     metrics: Arc<Metrics>,
     clock: Clock,
 ) -> Writer {
+    start_with(Limits::default(), api, incarnation, outcomes, metrics, clock)
+}
+
+/// Starts the workers, with these limits.
+pub fn start_with<A: Api>(
+    limits: Limits,
+    api: A,
+    incarnation: u64,
+    outcomes: mpsc::Sender<Event>,
+    metrics: Arc<Metrics>,
+    clock: Clock,
+) -> Writer {
     let (queue, mut actions) = mpsc::channel::<Action>(QUEUE_ACTIONS);
-    let worker = Worker { api, incarnation, outcomes, metrics, clock, time_out: TIME_OUT };
+    let limits = Arc::new(limits);
+    let worker = Worker { api, incarnation, outcomes, metrics, clock, limits: Arc::clone(&limits) };
     let done = tokio::spawn(async move {
-        let mut lanes = Vec::with_capacity(WORKERS + 1);
-        let mut ends = Vec::with_capacity(WORKERS + 1);
-        for _ in 0..=TERM_WORKER {
+        let mut lanes = Vec::with_capacity(limits.term() + 1);
+        let mut ends = Vec::with_capacity(limits.term() + 1);
+        for _ in 0..=limits.term() {
             let (lane, mut work) = mpsc::channel::<Action>(WORKER_ACTIONS);
             let worker = worker.clone();
             lanes.push(lane);
@@ -83,7 +127,7 @@ pub fn start<A: Api>(
         }
         drop(worker);
         while let Some(action) = actions.recv().await {
-            let lane = lane_of(&action.command);
+            let lane = lane_of(&action.command, &limits);
             if lanes[lane].send(action).await.is_err() {
                 break;
             }
@@ -99,20 +143,32 @@ pub fn start<A: Api>(
 }
 
 /// Same thing, same worker.
-fn lane_of(command: &Command) -> usize {
+fn lane_of(command: &Command, limits: &Limits) -> usize {
     let mut hasher = DefaultHasher::new();
-    match command {
-        Command::WritePlan(plan) => plan.gang.hash(&mut hasher),
-        Command::DeletePlan { gang, .. } | Command::SetGangStatus { gang, .. } => gang.hash(&mut hasher),
-        Command::SetQueueStatus { queue, .. } => queue.hash(&mut hasher),
+    let (first, workers) = match command {
+        Command::WritePlan(plan) => {
+            plan.gang.hash(&mut hasher);
+            (limits.pods, limits.groups)
+        }
+        Command::DeletePlan { gang, .. } | Command::SetGangStatus { gang, .. } => {
+            gang.hash(&mut hasher);
+            (limits.pods, limits.groups)
+        }
+        Command::SetQueueStatus { queue, .. } => {
+            queue.hash(&mut hasher);
+            (limits.pods, limits.groups)
+        }
         Command::Bind { pod, .. }
         | Command::FenceWrite { pod, .. }
         | Command::ReadPod { pod, .. }
-        | Command::Evict { pod, .. } => pod.hash(&mut hasher),
-        Command::RaiseTerm { .. } => return TERM_WORKER,
-        Command::Send { .. } | Command::Warn { .. } => {}
-    }
-    (hasher.finish() % WORKERS as u64) as usize
+        | Command::Evict { pod, .. } => {
+            pod.hash(&mut hasher);
+            (0, limits.pods)
+        }
+        Command::RaiseTerm { .. } => (limits.term(), 1),
+        Command::Send { .. } | Command::Warn { .. } => (0, limits.pods),
+    };
+    first + (hasher.finish() % workers.max(1) as u64) as usize
 }
 
 impl<A: Api> Worker<A> {
@@ -146,6 +202,10 @@ impl<A: Api> Worker<A> {
                 None
             }
             command => {
+                if matches!(command, Command::Bind { .. }) {
+                    // One's turn is no part of the time that the API has.
+                    self.limits.bindings.turn().await;
+                }
                 let answer = self.timed(self.write(command)).await;
                 Some(Event::ActionDone { action, outcome: told(&answer) })
             }
@@ -153,7 +213,7 @@ impl<A: Api> Worker<A> {
     }
 
     async fn timed<T>(&self, call: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
-        tokio::time::timeout(self.time_out, call).await.unwrap_or(Err(ApiError::Unknown))
+        tokio::time::timeout(self.limits.time_out, call).await.unwrap_or(Err(ApiError::Unknown))
     }
 
     async fn write(&self, command: Command) -> Result<(), ApiError> {
@@ -175,7 +235,7 @@ impl<A: Api> Worker<A> {
             Command::Evict { pod, name, cause } => {
                 tracing::info!(pod = %name, %cause, "the pod is evicted");
                 let key = pod_key(&name);
-                self.mutate(Mutation::Delete { key, preconditions: Preconditions::uid(pod.as_str()) }).await
+                self.mutate(Mutation::Evict { key, preconditions: Preconditions::uid(pod.as_str()) }).await
             }
             Command::SetGangStatus { gang, uid, status } => {
                 let key = ObjectKey::new(Kind::PodGroup, &gang.namespace, &gang.name);
@@ -194,23 +254,36 @@ impl<A: Api> Worker<A> {
         }
     }
 
-    /// Reads a gang's plan, decides by it, and writes where it is still what was read.
+    /// The object, or `None` where there is none. A glance is enough for a write with preconditions, until one of them
+    /// has failed; that nothing is to be written must not rest on it.
+    async fn look(&self, key: &ObjectKey, is_fresh: bool) -> Result<Option<Arc<Object>>, ApiError> {
+        let answer = if is_fresh { self.api.get(key).await } else { self.api.glance(key).await };
+        match answer {
+            Err(ApiError::NotFound(_)) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    /// Looks at a gang's plan, decides by it, and writes where it is still what was seen.
     async fn change_plan(
         &self,
         gang: &GangName,
         decide: impl Fn(Option<&Object>) -> Result<Option<Mutation>, ApiError>,
     ) -> Result<(), ApiError> {
         let mut conflicts = 0;
+        let mut is_fresh = false;
         loop {
-            let stored = match self.api.get(&plan::plan_key(gang)).await {
-                Err(ApiError::NotFound(_)) => None,
-                other => Some(other?),
-            };
-            let Some(mutation) = decide(stored.as_deref())? else { return Ok(()) };
-            match self.mutate(mutation).await {
-                Err(error) if error.is_overtaken() && conflicts < MOST_CONFLICTS => conflicts += 1,
-                other => return other,
+            let stored = self.look(&plan::plan_key(gang), is_fresh).await?;
+            match decide(stored.as_deref()) {
+                Ok(Some(mutation)) => match self.mutate(mutation).await {
+                    Err(error) if error.is_overtaken() && conflicts < MOST_CONFLICTS => conflicts += 1,
+                    other => return other,
+                },
+                Ok(None) if is_fresh => return Ok(()),
+                Err(error) if is_fresh => return Err(error),
+                Ok(None) | Err(_) => {}
             }
+            is_fresh = true;
         }
     }
 
@@ -223,21 +296,30 @@ impl<A: Api> Worker<A> {
         status: impl Fn(&Value) -> Value,
     ) -> Result<(), ApiError> {
         let mut attempts_left = STATUS_ATTEMPTS;
+        let mut is_fresh = false;
         loop {
-            let before = self.api.get(&key).await?;
-            let is_other = uid.is_some_and(|uid| uid != before.metadata.uid);
-            let uid = uid.unwrap_or(&before.metadata.uid).to_owned();
-            let resource_version = before.metadata.resource_version;
-            let preconditions = Preconditions { uid: Some(uid), resource_version };
-            let status = status(&before.status);
-            if !is_other && status == before.status {
-                return Ok(());
+            let seen = self.look(&key, is_fresh).await?;
+            let seen = seen.map(|before| (status(&before.status), before));
+            let is_meant = |before: &Object| uid.is_none_or(|uid| uid == before.metadata.uid);
+            match seen {
+                Some((wanted, before)) if wanted != before.status && is_meant(&before) => {
+                    let preconditions = before.preconditions();
+                    let write = Mutation::UpdateStatus { key: key.clone(), preconditions, status: wanted };
+                    attempts_left -= 1;
+                    match self.mutate(write).await {
+                        Err(error) if error.is_overtaken() && attempts_left > 0 => {}
+                        answer => return answer,
+                    }
+                }
+                _ if !is_fresh => {}
+                None => return Err(ApiError::NotFound(key.to_string())),
+                Some((_, before)) if is_meant(&before) => return Ok(()),
+                Some((_, before)) => {
+                    let text = format!("{key} has UID {} and is not the one that is meant", before.metadata.uid);
+                    return Err(ApiError::OtherUid(text));
+                }
             }
-            attempts_left -= 1;
-            match self.mutate(Mutation::UpdateStatus { key: key.clone(), preconditions, status }).await {
-                Err(ApiError::Conflict(_)) if attempts_left > 0 && !is_other => {}
-                answer => return answer,
-            }
+            is_fresh = true;
         }
     }
 

@@ -127,6 +127,10 @@ impl Api for KubernetesApi {
         self.writes.get(key).await
     }
 
+    async fn glance(&self, key: &ObjectKey) -> Result<Arc<Object>, ApiError> {
+        self.mirror.get(key).map(Arc::new)
+    }
+
     /// Waits until every kind that must be there was listed once.
     async fn list(&self, kind: Option<Kind>) -> Result<(Vec<Arc<Object>>, u64), ApiError> {
         self.mirror.ready(kind).await?;
@@ -138,7 +142,8 @@ impl Api for KubernetesApi {
     }
 
     async fn mutate(&self, mutation: Mutation) -> Result<Arc<Object>, ApiError> {
-        self.writes.mutate(mutation).await
+        let known = mutation.key().and_then(|key| self.mirror.get(&key).ok());
+        self.writes.mutate(mutation, known.map(Arc::new)).await
     }
 
     fn subscribe(&self) -> latest::Receiver<u64> {

@@ -186,7 +186,13 @@ fn picked(from: &Value, names: &[&str]) -> Value {
 
 /// What `kubectl apply` remembers is as large as the object. Of nodes only what is our own is read.
 fn keep_annotations(kind: Kind, annotations: &mut BTreeMap<String, String>) {
+    /// Of so many bytes all are kept, so that the writer finds where those of a Binding do not fit any more.
+    const MOST_TRIMMED_BYTES: usize = 192 * 1024;
     const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+    let bytes: usize = annotations.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > MOST_TRIMMED_BYTES {
+        return;
+    }
     annotations.retain(|name, _| match kind {
         Kind::Pod | Kind::Node => is_read(name),
         _ => name != LAST_APPLIED,
