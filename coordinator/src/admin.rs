@@ -52,6 +52,8 @@ pub struct AdminParts<A> {
     pub ready: Arc<AtomicBool>,
     /// Why nothing can be written; `None` while all is well.
     pub trouble: watch::Receiver<Option<String>>,
+    /// Why the loop is not asked: another replica leads, and its name. `None` where this one leads.
+    pub standby: watch::Receiver<Option<String>>,
     /// It listens on loopback only.
     pub loopback: bool,
     /// The queue that exists without an object and cannot be deleted.
@@ -155,6 +157,9 @@ impl From<ApiError> for Failure {
 impl<A: Api> AdminParts<A> {
     /// Asks the loop.
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, Failure> {
+        if let Some(why) = &*self.standby.borrow() {
+            return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, why));
+        }
         let (sender, answer) = oneshot::channel();
         let asking = async {
             self.questions.send(question(sender)).await.ok()?;

@@ -29,7 +29,7 @@ use crate::api::{Api, ApiError};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::convert::{self, Converted, Reading};
-use crate::driver::{self, Driver, Inputs, Senders};
+use crate::driver::{self, Driver, Inputs, Permit, Senders};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::recorder::{Recorder, RecorderError};
@@ -122,7 +122,11 @@ fn was_used(state_dir: &Path) -> bool {
 }
 
 fn authority(state_dir: &Path, was_used: bool) -> Result<CertificateAuthority, StartError> {
-    let directory = pki_directory(state_dir);
+    authority_in(pki_directory(state_dir), was_used)
+}
+
+/// The authority whose files are in this directory; it is made where there is none.
+pub(crate) fn authority_in(directory: PathBuf, was_used: bool) -> Result<CertificateAuthority, StartError> {
     let is_missing = !directory.join(AUTHORITY_KEY_FILE).exists();
     let authority = CertificateAuthority::load_or_create(&directory)
         .map_err(|cause| StartError::Pki { directory: directory.clone(), cause })?;
@@ -214,6 +218,8 @@ impl Coordinator {
                 progress: Arc::clone(&progress),
                 ready: Arc::clone(&ready),
                 trouble,
+                // Nobody else leads: it is never in standby.
+                standby: watch::channel(None).1,
                 loopback: admin_address.ip().is_loopback(),
                 default_queue: config.settings.default_queue.clone(),
             },
@@ -233,8 +239,11 @@ impl Coordinator {
             term,
             metrics: Arc::clone(&metrics),
             progress,
+            permit: Permit::always(),
         });
-        let pods = follow(&api, &mut driver, incarnation, &senders, clock, &metrics, &mut others).await?;
+        let term = Term { counter: api.raise_term(0).await?, incarnation };
+        follow(&api, &mut driver, term, &senders, &metrics, &mut others).await?;
+        let pods = run_pods(&api, clock, &metrics, &mut others).await?;
         let overtaken = driver.overtaken();
         let driver = tokio::spawn(run(driver, inputs));
         ready.store(true, Ordering::Release);
@@ -303,30 +312,35 @@ impl Coordinator {
 }
 
 /// The loop, as its own task. A crash in it ends the process, see `failed`.
-async fn run(driver: Driver, inputs: Inputs) -> Recorder {
+pub(crate) async fn run(driver: Driver, inputs: Inputs) -> Recorder {
     driver.run(inputs).await
 }
 
-/// Raises the term, tells the core everything that is stored, and starts those who follow changes. Gives the end
-/// that takes reports of pods.
-async fn follow<A: Api>(
+/// Tells the core under which term it leads and everything that is stored, and starts who follows changes.
+pub(crate) async fn follow<A: Api>(
     api: &A,
     driver: &mut Driver,
-    incarnation: u64,
+    term: Term,
     senders: &Senders,
-    clock: Clock,
     metrics: &Arc<Metrics>,
     others: &mut JoinSet<()>,
-) -> Result<mpsc::Sender<PodReport>, StartError> {
-    let counter = api.raise_term(0).await?;
-    let started = Event::Started { term: Term { counter, incarnation } };
+) -> Result<(), ApiError> {
     let (watcher, objects) = Watcher::start(api.clone(), Arc::clone(metrics)).await?;
     // Queues come before the gangs in them, and plans last: objects are listed by kind in that order.
     let reading = api.reading();
-    let stored: Vec<Event> =
-        objects.iter().filter_map(|object| heard(convert::event_of_object(&reading, object))).collect();
-    driver.begin(std::iter::once(started).chain(stored)).await;
+    let stored = objects.iter().filter_map(|object| heard(convert::event_of_object(&reading, object)));
+    driver.begin(std::iter::once(Event::Started { term }).chain(stored)).await;
     others.spawn(feed(reading, watcher, senders.changes.clone()));
+    Ok(())
+}
+
+/// Starts what stands for controllers and kubelets. Gives the end that takes reports of pods.
+async fn run_pods<A: Api>(
+    api: &A,
+    clock: Clock,
+    metrics: &Arc<Metrics>,
+    others: &mut JoinSet<()>,
+) -> Result<mpsc::Sender<PodReport>, ApiError> {
     let (watcher, objects) = Watcher::start(api.clone(), Arc::clone(metrics)).await?;
     let (pods, reports) = mpsc::channel(runner::REPORTS);
     others.spawn(runner::run(api.clone(), watcher, objects, reports, clock));
@@ -334,7 +348,7 @@ async fn follow<A: Api>(
 }
 
 /// A number that no other process has.
-fn new_incarnation() -> u64 {
+pub(crate) fn new_incarnation() -> u64 {
     let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
     high ^ low
 }
@@ -358,7 +372,8 @@ async fn feed<A: Api>(reading: Reading, mut watcher: Watcher<A>, events: mpsc::S
     }
 }
 
-fn serve_admin<A: Api>(
+/// Answers people until `stopping` says so.
+pub(crate) fn serve_admin<A: Api>(
     listener: TcpListener,
     parts: AdminParts<A>,
     mut stopping: watch::Receiver<bool>,

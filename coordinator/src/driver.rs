@@ -7,6 +7,7 @@
 mod input;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -16,6 +17,7 @@ use phalanx_common::wire::ToAgent;
 use phalanx_core::Core;
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
+use phalanx_kubernetes::client::{self, MayWrite};
 use tokio::sync::{mpsc, watch};
 
 pub use self::input::{Input, Inputs, Question, Senders, channels};
@@ -29,6 +31,34 @@ use crate::recorder::{Record, Recorder};
 const BATCH_FACTS: usize = 1024;
 /// Actions that may wait for the writer before the loop takes no more facts.
 const BACKLOG_ACTIONS: usize = 4096;
+
+/// Says whether this coordinator may act: another one may lead by now, although nobody told this one yet.
+#[derive(Clone)]
+pub struct Permit(MayWrite);
+
+impl Permit {
+    /// Where nobody else can lead.
+    #[must_use]
+    pub fn always() -> Self {
+        Self(client::always())
+    }
+
+    /// By what a Lease says.
+    #[must_use]
+    pub fn new(may_act: MayWrite) -> Self {
+        Self(may_act)
+    }
+
+    fn holds(&self) -> bool {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Permit").field(&self.holds()).finish()
+    }
+}
 
 /// What the loop works with.
 #[derive(Debug)]
@@ -47,6 +77,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// For those who look on.
     pub progress: Arc<Progress>,
+    /// The loop ends where it does not hold.
+    pub permit: Permit,
 }
 
 /// The loop's state.
@@ -93,8 +125,8 @@ impl Driver {
         Arc::clone(&self.overtaken)
     }
 
-    /// Runs until it is told to stop, all who could tell it something are gone, or another coordinator took over.
-    /// Gives the recorder back.
+    /// Runs until it is told to stop, all who could tell it something are gone, another coordinator took over, or the
+    /// permit does not hold. Gives the recorder back.
     pub async fn run(mut self, mut inputs: Inputs) -> Recorder {
         loop {
             let deadline = self.parts.core.next_deadline().map(|(time, _)| self.parts.clock.until(time));
@@ -110,6 +142,9 @@ impl Driver {
                     input => facts |= self.take(input),
                 }
                 next = if taken < BATCH_FACTS { inputs.ready(open) } else { None };
+            }
+            if !self.parts.permit.holds() {
+                return self.parts.recorder;
             }
             // Questions alone must not push a deadline away.
             if facts
@@ -239,6 +274,8 @@ impl Driver {
         self.parts.metrics.action(&action.command);
         self.narrator.tell(at, &action.command, &self.parts.progress);
         match action.command {
+            // A process that was stopped between the pass and this must not speak for one that leads no more.
+            Command::Send { .. } if !self.parts.permit.holds() => {}
             Command::Send { node, session, message } => {
                 if self.sessions.send(session, &node, *message).is_err() {
                     self.parts.metrics.unsent.inc();
