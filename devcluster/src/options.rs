@@ -6,7 +6,7 @@ use phalanx_kube_binaries::Version;
 
 /// How the API server is started. The default is the one most tests want: no kubelet will come for the nodes, so
 /// nothing waits for one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Version; `None` = what `PHALANX_KUBERNETES` says, else the newest.
     pub version: Option<Version>,
@@ -23,20 +23,6 @@ pub struct Options {
     pub taint_nodes_by_condition: bool,
     /// Further flags of kube-apiserver, `--name=value`.
     pub api_server_flags: Vec<String>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            version: None,
-            folder: None,
-            users: Vec::new(),
-            audit: false,
-            service_account_admission: false,
-            taint_nodes_by_condition: false,
-            api_server_flags: Vec::new(),
-        }
-    }
 }
 
 impl Options {

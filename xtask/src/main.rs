@@ -1,4 +1,7 @@
-//! Project tasks: `cargo demo`, `cargo xtask sim --seeds N`, `cargo xtask chaos`, `cargo xtask check`.
+//! Project tasks: `cargo demo`, `cargo xtask sim --seeds N`, `cargo xtask chaos`, `cargo xtask check`,
+//! `cargo xtask kube-binaries`, `cargo xtask test`.
+
+mod kubernetes;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -19,6 +22,11 @@ Usage: cargo xtask TASK
   chaos --measure [--rounds N]
                      how long a coordinator's death keeps a gang waiting
   crds               write deploy/crds from the types in kubernetes/src/crds
+  kube-binaries [--kubernetes VERSION] [--nodes]
+                     build etcd, kube-apiserver and what else the tests start, once, into a cache outside
+                     the tree, and say where they are; --nodes adds kubelet and containerd
+  test [--kubernetes VERSION]
+                     the tests that need a real API server; VERSION is 1.34 or 1.37
   check              formatting, clippy, tidy, and cargo-deny where it is installed";
 
 fn main() -> ExitCode {
@@ -40,13 +48,17 @@ fn run_task() -> Result<()> {
         ["sim", arguments @ ..] => simulate(arguments),
         ["chaos", arguments @ ..] => chaos(arguments),
         ["crds"] => crds(),
+        ["kube-binaries", arguments @ ..] => kubernetes::build(arguments),
+        ["test", arguments @ ..] => kubernetes::test(arguments),
         ["check"] => check(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             Ok(())
         }
         [] => bail!("no task is named\n{USAGE}"),
-        [task, ..] => bail!("task {task:?} is not one of demo, sim, chaos, check\n{USAGE}"),
+        [task, ..] => {
+            bail!("task {task:?} is not one of demo, sim, chaos, kube-binaries, test, check\n{USAGE}")
+        }
     }
 }
 

@@ -68,9 +68,21 @@ impl fmt::Display for Version {
 }
 
 /// A version that is not supported.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("Kubernetes version {0:?} is not one of 1.34, 1.37 (PHALANX_KUBERNETES or --kubernetes)")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownVersion(String);
+
+impl fmt::Display for UnknownVersion {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(text) = self;
+        write!(
+            formatter,
+            "Kubernetes version {text:?} is not one of 1.34, 1.37 ({} or --kubernetes)",
+            Version::VARIABLE
+        )
+    }
+}
+
+impl std::error::Error for UnknownVersion {}
 
 impl FromStr for Version {
     type Err = UnknownVersion;

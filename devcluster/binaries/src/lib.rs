@@ -8,6 +8,7 @@ mod build;
 mod catalogue;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -51,15 +52,9 @@ pub fn ensure(version: Version, tools: &[Tool]) -> Result<Binaries, Error> {
 }
 
 /// Why there is no binary. Every text says what to do.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum Error {
     /// No `go` on the PATH.
-    #[error(
-        "{tool} is built from source and Go is missing: install Go {needed} or newer (`curl -L \
-         https://go.dev/dl/go{needed}.linux-amd64.tar.gz | tar -C /usr/local -xz && export \
-         PATH=/usr/local/go/bin:$PATH`; on Debian 13 and newer `apt-get install -y golang-go` is enough where \
-         `go version` then says {needed} or newer)"
-    )]
     NoGo {
         /// What was to be built.
         tool: Tool,
@@ -67,11 +62,6 @@ pub enum Error {
         needed: String,
     },
     /// There is a Go, but an old one.
-    #[error(
-        "{tool} needs Go {needed} or newer and {found} is installed: `curl -L \
-         https://go.dev/dl/go{needed}.linux-amd64.tar.gz | tar -C /usr/local -xz && export \
-         PATH=/usr/local/go/bin:$PATH`"
-    )]
     OldGo {
         /// What was to be built.
         tool: Tool,
@@ -81,7 +71,6 @@ pub enum Error {
         found: String,
     },
     /// The build failed; nothing of it stays.
-    #[error("cannot build {tool} in {}: `go build` ended with {status}:\n{tail}", folder.display())]
     Build {
         /// What was to be built.
         tool: Tool,
@@ -93,7 +82,6 @@ pub enum Error {
         tail: String,
     },
     /// The cache cannot be read or written.
-    #[error("cache of Kubernetes binaries: {}: {source} (PHALANX_KUBE_CACHE names another folder)", path.display())]
     Cache {
         /// File or folder.
         path: PathBuf,
@@ -101,9 +89,63 @@ pub enum Error {
         source: io::Error,
     },
     /// There is no place for a cache.
-    #[error("neither PHALANX_KUBE_CACHE, XDG_CACHE_HOME nor HOME is set: set PHALANX_KUBE_CACHE to a folder")]
     NoHome,
     /// A tool that the caller did not ask for.
-    #[error("{0} was not among the tools that were asked for")]
     NotAsked(Tool),
+}
+
+// By hand: the crate that derives it would double the time until the first line of `cargo demo`, whose program
+// builds this one.
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoGo { tool, needed } => write!(
+                formatter,
+                "{tool} is built from source and Go is missing: install Go {needed} or newer: {} (on Debian and \
+                 Ubuntu `apt-get install -y golang-go` does where its `go version` says {needed} or newer)",
+                get_go(needed)
+            ),
+            Self::OldGo { tool, needed, found } => write!(
+                formatter,
+                "{tool} needs Go {needed} or newer and {found} is installed: {}",
+                get_go(needed)
+            ),
+            Self::Build { tool, folder, status, tail } => write!(
+                formatter,
+                "cannot build {tool} in {}: `go build` ended with {status}:\n{tail}",
+                folder.display()
+            ),
+            Self::Cache { path, source } => write!(
+                formatter,
+                "cache of Kubernetes binaries: {}: {source} (PHALANX_KUBE_CACHE names another folder)",
+                path.display()
+            ),
+            Self::NoHome => formatter.write_str(
+                "neither PHALANX_KUBE_CACHE, XDG_CACHE_HOME nor HOME is set: set PHALANX_KUBE_CACHE to a folder",
+            ),
+            Self::NotAsked(tool) => write!(formatter, "{tool} was not among the tools that were asked for"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Cache { source, .. } => Some(source),
+            Self::NoGo { .. }
+            | Self::OldGo { .. }
+            | Self::Build { .. }
+            | Self::NoHome
+            | Self::NotAsked(_) => None,
+        }
+    }
+}
+
+/// The command that gets it. The oldest that does is named, since it is known to be there.
+fn get_go(needed: &str) -> String {
+    let processor = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    format!(
+        "`curl -L https://go.dev/dl/go{needed}.linux-{processor}.tar.gz | tar -C /usr/local -xz && export \
+         PATH=/usr/local/go/bin:$PATH`"
+    )
 }
