@@ -317,3 +317,7 @@ impl Entry {
         Ok(Change { resource_version: self.revision, kind: self.kind, body })
     }
 }
+
+#[cfg(test)]
+#[path = "mirror/tests.rs"]
+mod tests;

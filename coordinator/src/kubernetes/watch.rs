@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures::TryStreamExt;
+use futures::StreamExt;
 use kube::Client;
 use kube::api::{ListParams, Request, WatchEvent, WatchParams};
 use serde::Deserialize;
@@ -237,12 +237,12 @@ impl Follower {
             Ok(Err(error)) => return end_of(&error),
             Err(_) => return End::Broken("no answer in time".to_owned()),
         };
-        let mut stream = pin!(stream.into_stream());
+        let mut stream = pin!(stream);
         loop {
-            let event = match timeout(SILENCE, stream.try_next()).await {
-                Ok(Ok(Some(event))) => event,
-                Ok(Ok(None)) => return End::Broken("ended by the API server".to_owned()),
-                Ok(Err(error)) => return end_of(&error),
+            let event = match timeout(SILENCE, stream.next()).await {
+                Ok(Some(Ok(event))) => event,
+                Ok(Some(Err(error))) => return end_of(&error),
+                Ok(None) => return End::Broken("ended by the API server".to_owned()),
                 Err(_) => return End::Broken("nothing was heard".to_owned()),
             };
             if let Some(end) = self.hear(event, revision) {
