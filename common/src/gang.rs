@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::constraints::PodConstraints;
 use crate::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName};
-use crate::resources::Resources;
+use crate::resources::{Resources, format_amount};
 use crate::units::{Millis, Time};
 
 /// Most containers of one pod, of all kinds.
@@ -71,6 +71,41 @@ impl PodRequest {
         apps.raise_to(&init_peak);
         apps.add(&self.overhead);
         apps
+    }
+}
+
+impl PodRequest {
+    /// How the pod's peak of a resource comes about, `sidecar 8 + app 8`; `None` where it is one
+    /// container's request.
+    #[must_use]
+    pub fn parts(&self, resource: &str) -> Option<String> {
+        let peak = self.effective().get(resource)?;
+        let asked = |request: &ContainerRequest| request.requests.get(resource).unwrap_or(0);
+        let overhead = self.overhead.get(resource).unwrap_or(0);
+        let sum = |parts: &[(&str, u64)]| parts.iter().map(|(_, amount)| *amount).sum::<u64>();
+        let mut sidecars = Vec::new();
+        let mut apps = Vec::new();
+        let mut best: Vec<(&str, u64)> = Vec::new();
+        for container in self.containers.iter().filter(|container| asked(container) > 0) {
+            match container.kind {
+                ContainerKind::App => apps.push(("app", asked(container))),
+                ContainerKind::Sidecar => sidecars.push(("sidecar", asked(container))),
+                ContainerKind::Init => {
+                    let mut parts = sidecars.clone();
+                    parts.push(("init", asked(container)));
+                    if sum(&parts) > sum(&best) {
+                        best = parts;
+                    }
+                }
+            }
+        }
+        let mut running = sidecars;
+        running.extend(apps);
+        let mut parts = if sum(&running) >= sum(&best) { running } else { best };
+        parts.extend((overhead > 0).then_some(("overhead", overhead)));
+        let text = |(kind, amount): &(&str, u64)| format!("{kind} {}", format_amount(resource, *amount));
+        let is_sum = parts.len() > 1 && sum(&parts) == peak;
+        is_sum.then(|| parts.iter().map(text).collect::<Vec<_>>().join(" + "))
     }
 }
 

@@ -113,6 +113,22 @@ impl Core {
         }
     }
 
+    /// Why a gang whose pods are not made yet can never fit: all nodes together, empty, have less than its minimum asks.
+    /// A node of which nothing was heard yet may have it.
+    pub(crate) fn larger_than_all_nodes(&mut self, charge: &Amounts) -> Option<Reason> {
+        let generation = self.cluster.capacity_generation;
+        if self.capacity.as_ref().is_none_or(|(known, _)| *known != generation) {
+            self.capacity = Some((generation, self.cluster.whole_capacity()));
+        }
+        let total = self.capacity.as_ref().and_then(|(_, total)| total.as_ref())?;
+        let short = charge.keys().find(|key| charge.get(*key) > total.get(*key))?;
+        Some(Reason::LargerThanAllNodes {
+            resource: Arc::from(self.cluster.resources.name(short)),
+            total: total.get(short),
+            asked: charge.get(short),
+        })
+    }
+
     /// What an admitted gang is charged before it has a place: its minimum.
     pub(crate) fn admission_charge(gang: &Gang, required: &Required) -> Amounts {
         let mut charge = Amounts::default();
@@ -129,18 +145,26 @@ impl Core {
         if exist >= required.minimum && exist > 0 && short.is_none() {
             return Ok(());
         }
-        let blocked = self
-            .gangs
-            .pods_of(&gang.spec.name)
-            .find(|(_, pod)| pod.is_unplaced() && !pod.spec.blockers.is_empty());
-        if let Some((_, pod)) = blocked {
-            let blocker = &pod.spec.blockers[0];
-            let (pod, field) = (pod.spec.name.name.clone(), blocker.field.clone());
-            return Err(Reason::PodBlocked { pod, field, message: blocker.message.clone() });
+        if let Some(reason) = self.held_by_itself(gang) {
+            return Err(reason);
         }
         Err(match short {
             Some((task, exist, minimum)) => Reason::TooFewPods { exist, minimum, task: Some(task) },
             None => Reason::TooFewPods { exist, minimum: required.minimum, task: None },
+        })
+    }
+
+    /// What of its own keeps the first such pod of a gang from being placed.
+    fn held_by_itself(&self, gang: &Gang) -> Option<Reason> {
+        let mut pods = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod);
+        let pod = pods.find(|pod| pod.is_unplaced() && !pod.may_be_placed())?;
+        let name = pod.spec.name.name.clone();
+        Some(match pod.spec.blockers.first() {
+            Some(blocker) => {
+                let (field, message) = (blocker.field.clone(), blocker.message.clone());
+                Reason::PodBlocked { pod: name, field, message }
+            }
+            None => Reason::PodGated { pod: name, gates: pod.spec.constraints.gates.clone() },
         })
     }
 

@@ -110,9 +110,14 @@ impl Core {
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         match self.check_pods(gang, &required) {
-            Err(reason @ Reason::PodBlocked { .. }) => return Err(queued(reason)),
+            Err(reason @ (Reason::PodBlocked { .. } | Reason::PodGated { .. })) => {
+                return Err(queued(reason));
+            }
             // Its pods are being created: the charge stands already, so that they find their quota.
             Err(reason) => {
+                if let Some(reason) = self.larger_than_all_nodes(&charge) {
+                    return Err(queued(reason));
+                }
                 self.push_back(&behind);
                 self.charge_admission(key, charge);
                 self.note_pods_missing(key);
@@ -293,7 +298,10 @@ impl Core {
         let Some((_, empty)) = &self.emptied else {
             return (Reason::InProgress { step: Arc::from("") }, false);
         };
-        crate::why::diagnose(&self.cluster, empty, shape, required, shortfall, &leaving)
+        let mut pods = required.pods.iter().filter(|candidate| candidate.need == shortfall.need);
+        let pod = pods.next().and_then(|candidate| self.gangs.pods.get(&candidate.pod));
+        let request = pod.map(|pod| &pod.spec.request);
+        crate::why::diagnose(&self.cluster, empty, shape, required, shortfall, &leaving, request)
     }
 }
 

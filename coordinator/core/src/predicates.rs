@@ -9,6 +9,7 @@ use phalanx_common::constraints::{HostPort, NOT_READY_TAINT, Taint, UNSCHEDULABL
 use crate::amounts::ResourceKey;
 use crate::cluster::{InUse, Node};
 use crate::place::PodNeed;
+use crate::reason::Closed;
 
 /// Why a node cannot take a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,17 @@ impl Obstacle<'_> {
     pub(crate) const fn is_lasting(&self) -> bool {
         matches!(self, Self::Taint(_) | Self::Labels | Self::Affinity)
     }
+
+    /// The node is closed for its state, which ends by itself or by a word of a person.
+    pub(crate) const fn is_closed(&self) -> bool {
+        matches!(self, Self::Unschedulable | Self::NotReady | Self::State(_))
+    }
+}
+
+/// Why a node takes no such pod now, whatever is free there.
+pub(crate) fn closed_to(node: &Node, need: &PodNeed) -> Option<Closed> {
+    let cordoned = || node.cordoned().filter(|_| open(node, need, &node.used).is_err());
+    node.shut().or_else(cordoned)
 }
 
 type Check = for<'a> fn(&'a Node, &'a PodNeed, &InUse) -> Result<(), Obstacle<'a>>;

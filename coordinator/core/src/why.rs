@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use phalanx_common::gang::PodRequest;
 use phalanx_common::ids::NodeName;
 use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 
@@ -11,8 +12,10 @@ use crate::cluster::{Cluster, Node, NodeIndex, Taken};
 use crate::gang::natural;
 use crate::place::{GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, place, place_most};
 use crate::predicates::{self, Obstacle};
-use crate::reason::{Closed, NoRoom, Reason};
+use crate::reason::{Closed, NoRoom, Reason, Unsuited};
 use crate::required::Required;
+
+mod unsuited;
 
 /// Nodes named in a reason.
 const NODES_NAMED: usize = 8;
@@ -28,20 +31,27 @@ pub(crate) fn diagnose(
     required: &Required,
     shortfall: &Shortfall,
     leaving: &[(NodeIndex, Taken)],
+    request: Option<&PodRequest>,
 ) -> (Reason, bool) {
     let need = &shortfall.need;
     // A node that was not heard of yet may have what no other has.
     let all_known = !cluster.nodes().any(|(_, node)| node.is_unknown());
-    if let Some(reason) = no_node_ever(cluster, empty, need).filter(|_| all_known) {
+    if let Some(reason) = no_node_ever(empty, shape, required, need, request).filter(|_| all_known) {
         return (reason, true);
     }
     let fits_mixed = |cluster: &Cluster| {
         let mixed = GangShape { mixed_models: true, ..GangShape::default() };
         !shape.mixed_models && place(cluster, &mut Overlay::default(), &mixed, &required.pods).is_ok()
     };
+    let closed = closed_nodes(cluster, need);
     if let Err(ever) = place(empty, &mut Overlay::default(), shape, &required.pods)
         && all_known
     {
+        // Nodes that a person has cordoned count as gone until a person opens them.
+        if let Some(nodes) = nodes_to_open(&empty.opened(&[]), &closed, shape, required) {
+            let room = Box::new(no_room(cluster, required, shape, need));
+            return (Reason::NodesClosed { nodes, room }, true);
+        }
         let fit = place_most(empty, shape, &required.pods);
         let reason = Reason::LargerThanCluster {
             fit,
@@ -49,35 +59,58 @@ pub(crate) fn diagnose(
             shape: describe(cluster, &ever.need),
             mixed_models_would_fit: fits_mixed(empty),
             lower_to: lower_to(empty, shape, required),
+            left_out: left_out(empty, shape, required, &ever.need),
         };
         return (reason, true);
     }
     let mut room = no_room(cluster, required, shape, need);
     room.mixed_models_would_fit = fits_mixed(cluster);
-    let closed = closed_nodes(cluster);
     let would_help = closed.iter().any(|(index, _, _)| has_room(cluster, *index, need, leaving));
-    if would_help {
-        let open = cluster.opened(leaving);
-        if let Ok(placed) = place(&open, &mut Overlay::default(), shape, &required.pods) {
-            let used: BTreeSet<NodeIndex> = placed.iter().map(|place| place.node).collect();
-            let needed = closed.iter().filter(|(index, _, _)| used.contains(index));
-            let nodes = needed.map(|(_, name, why)| (name.clone(), why.clone()));
-            let nodes: Vec<_> = nodes.take(NODES_NAMED).collect();
-            if !nodes.is_empty() {
-                return (Reason::NodesClosed { nodes, room: Box::new(room) }, false);
-            }
-        }
+    if would_help && let Some(nodes) = nodes_to_open(&cluster.opened(leaving), &closed, shape, required) {
+        return (Reason::NodesClosed { nodes, room: Box::new(room) }, false);
     }
     room.closed = closed.into_iter().map(|(_, name, why)| (name, why)).take(NODES_NAMED).collect();
     (Reason::NoRoom(Box::new(room)), false)
 }
 
-/// Nodes that take no new pods and are not gone for good, by name.
-fn closed_nodes(cluster: &Cluster) -> Vec<(NodeIndex, NodeName, Closed)> {
-    let closed = cluster.nodes().filter_map(|(index, node)| Some((index, node.name.clone(), node.closed()?)));
+/// Closed nodes that a plan would use if all were open; `None` where it would use none, or there is
+/// no plan.
+fn nodes_to_open(
+    open: &Cluster,
+    closed: &[(NodeIndex, NodeName, Closed)],
+    shape: &GangShape,
+    required: &Required,
+) -> Option<Vec<(NodeName, Closed)>> {
+    if closed.is_empty() {
+        return None;
+    }
+    let placed = place(open, &mut Overlay::default(), shape, &required.pods).ok()?;
+    let used: BTreeSet<NodeIndex> = placed.iter().map(|place| place.node).collect();
+    let needed = closed.iter().filter(|(index, _, _)| used.contains(index));
+    let nodes: Vec<_> = needed.map(|(_, name, why)| (name.clone(), why.clone())).take(NODES_NAMED).collect();
+    (!nodes.is_empty()).then_some(nodes)
+}
+
+/// Nodes that take no such pod for now and are not gone for good, by name.
+fn closed_nodes(cluster: &Cluster, need: &PodNeed) -> Vec<(NodeIndex, NodeName, Closed)> {
+    let closed = cluster
+        .nodes()
+        .filter_map(|(index, node)| Some((index, node.name.clone(), predicates::closed_to(node, need)?)));
     let mut closed: Vec<_> = closed.filter(|(_, _, why)| *why != Closed::Removed).collect();
     closed.sort_by(|(_, left, _), (_, right, _)| natural(left.as_str()).cmp(&natural(right.as_str())));
     closed
+}
+
+/// Nodes that constraints leave out, and what would help where any does.
+fn left_out(
+    cluster: &Cluster,
+    shape: &GangShape,
+    required: &Required,
+    need: &PodNeed,
+) -> Option<Box<Unsuited>> {
+    let mut out = unsuited::left_out(cluster, need)?;
+    out.help = unsuited::what_helps(cluster, shape, required, need);
+    Some(Box::new(out))
 }
 
 /// The largest minimum with which the gang would start; it takes pods in their order.
@@ -105,7 +138,8 @@ fn describe(cluster: &Cluster, need: &PodNeed) -> Arc<str> {
         let name = cluster.resources.name(key);
         format!("{} {name}", format_amount(name, need.amounts.get(key)))
     };
-    Arc::from(need.amounts.keys().map(part).collect::<Vec<_>>().join(", "))
+    let ports = need.constraints.host_ports.iter().map(ToString::to_string);
+    Arc::from(need.amounts.keys().map(part).chain(ports).collect::<Vec<_>>().join(", "))
 }
 
 /// The node could take such a pod if it had more free.
@@ -114,16 +148,48 @@ fn could_serve(node: &Node, need: &PodNeed) -> bool {
 }
 
 /// One pod alone is more than any node could ever take.
-fn no_node_ever(cluster: &Cluster, empty: &Cluster, need: &PodNeed) -> Option<Reason> {
-    let there =
-        empty.nodes().map(|(_, node)| node).filter(|node| node.agent.is_some() || node.spec.is_some());
-    let obstacles: Vec<_> = there.map(|node| (node, predicates::check(node, need, &node.used))).collect();
-    if !obstacles.is_empty() && obstacles.iter().all(|(_, check)| *check == Err(Obstacle::Labels)) {
-        let pairs = need.selector.iter().map(|(key, value)| format!("{key}={value}"));
-        return Some(Reason::NoNodeMatches { selector: Arc::from(pairs.collect::<Vec<_>>().join(",")) });
+fn no_node_ever(
+    empty: &Cluster,
+    shape: &GangShape,
+    required: &Required,
+    need: &PodNeed,
+    request: Option<&PodRequest>,
+) -> Option<Reason> {
+    let (mut suitable, mut vouched_for) = (Vec::new(), Vec::new());
+    let mut is_kept_away = false;
+    for (_, node) in empty.nodes().filter(|(_, node)| unsuited::is_there(node)) {
+        let obstacles = predicates::obstacles(node, need, &node.used);
+        if obstacles.contains(&Obstacle::NoAgent) {
+            continue;
+        }
+        let is_short = |obstacle: &Obstacle<'_>| matches!(obstacle, Obstacle::Short(_) | Obstacle::Pods);
+        let is_large_enough = node.capacity.gpus >= need.amounts.gpus && !obstacles.iter().any(is_short);
+        let is_suitable = !obstacles.iter().any(Obstacle::is_lasting);
+        if is_suitable && is_large_enough {
+            return None;
+        }
+        is_kept_away |= !is_suitable && is_large_enough;
+        vouched_for.push(node);
+        if is_suitable {
+            suitable.push(node);
+        }
     }
-    let serving = obstacles.iter().filter(|(_, check)| matches!(check, Ok(()) | Err(Obstacle::Short(_))));
-    let nodes: Vec<&Node> = serving.map(|(node, _)| *node).collect();
+    if is_kept_away {
+        let mut unsuited = unsuited::all_obstacles(empty, need);
+        unsuited.help = unsuited::what_helps(empty, shape, required, need);
+        return Some(Reason::NoNodeMatches(Box::new(unsuited)));
+    }
+    let nodes = if suitable.is_empty() { vouched_for } else { suitable };
+    never_enough(empty, &nodes, need, request)
+}
+
+/// A resource of which none of these nodes has enough.
+fn never_enough(
+    cluster: &Cluster,
+    nodes: &[&Node],
+    need: &PodNeed,
+    request: Option<&PodRequest>,
+) -> Option<Reason> {
     for key in need.amounts.keys() {
         let asked = need.amounts.get(key);
         let largest = nodes.iter().map(|node| node.capacity.get(key)).max().unwrap_or(0);
@@ -132,7 +198,8 @@ fn no_node_ever(cluster: &Cluster, empty: &Cluster, need: &PodNeed) -> Option<Re
         }
         let resource: Arc<str> = Arc::from(cluster.resources.name(key));
         if largest > 0 {
-            return Some(Reason::LargerThanAnyNode { resource, largest, asked });
+            let parts = request.and_then(|request| request.parts(&resource)).map(Arc::from);
+            return Some(Reason::LargerThanAnyNode { resource, largest, asked, parts });
         }
         let offers_gpus = nodes.iter().any(|node| node.capacity.gpus > 0);
         let looks_like_gpu = resource.ends_with("gpu") && &*resource != NVIDIA_GPU;
@@ -160,7 +227,8 @@ fn has_room(cluster: &Cluster, index: NodeIndex, need: &PodNeed, leaving: &[(Nod
         used.subtract(&taken.amounts, &taken.ports);
         gpus += taken.amounts.gpus;
     }
-    gpus >= u64::from(need.gpus) && predicates::check(node, need, &used).is_ok()
+    let is_closed = |obstacle: &Obstacle<'_>| obstacle.is_closed();
+    gpus >= u64::from(need.gpus) && predicates::obstacles(node, need, &used).iter().all(is_closed)
 }
 
 fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &PodNeed) -> NoRoom {
@@ -168,7 +236,7 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
     let open: Vec<&Node> = cluster
         .nodes()
         .map(|(_, node)| node)
-        .filter(|node| node.closed().is_none() && could_serve(node, need))
+        .filter(|node| node.shut().is_none() && could_serve(node, need))
         .collect();
     // The scarcest resource is the one that fewest nodes have enough of.
     let enough =
@@ -206,6 +274,7 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         lower_to: lower_to(cluster, shape, required),
         closed: Vec::new(),
         held: Vec::new(),
+        left_out: left_out(cluster, shape, required, need),
         others: Vec::new(),
     }
 }

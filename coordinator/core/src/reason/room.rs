@@ -1,0 +1,209 @@
+//! What is free where a gang does not fit, who has the rest, and which nodes are closed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use phalanx_common::ids::NodeName;
+use phalanx_common::resources::{NVIDIA_GPU, format_amount};
+use serde::{Deserialize, Serialize};
+
+use super::{Held, MIX_FIX, OtherHolder, Unmet, Unsuited};
+
+/// What is free where a gang does not fit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NoRoom {
+    /// Pods that would fit now.
+    pub fit: u32,
+    /// Pods that must start together.
+    pub minimum: u32,
+    /// Pods that take part.
+    pub pods: u32,
+    /// The resource that runs short.
+    pub resource: Arc<str>,
+    /// What the first pod that does not fit asks of it.
+    pub asked: u64,
+    /// Free in the whole cluster.
+    pub free_total: u64,
+    /// Free on the node with most of it.
+    pub largest: u64,
+    /// Node, free, capacity; where there are more than 8 nodes, the 8 with most free.
+    pub free_by_node: Vec<(NodeName, u64, u64)>,
+    /// Nodes that have room for one such pod.
+    pub feasible_nodes: u32,
+    /// It would fit if GPUs of several models could be mixed.
+    pub mixed_models_would_fit: bool,
+    /// The largest minimum that would fit now, where there is one.
+    pub lower_to: Option<u32>,
+    /// Nodes that take no new pods, and why; at most 8.
+    pub closed: Vec<(NodeName, Closed)>,
+    /// GPUs whose holder does not use them yet, or any more; at most 4.
+    #[serde(default)]
+    pub held: Vec<Held>,
+    /// What pods of other schedulers hold; at most 4.
+    #[serde(default)]
+    pub others: Vec<OtherHolder>,
+    /// Nodes that constraints of the pod leave out, or ports and numbers of pods in use.
+    #[serde(default)]
+    pub left_out: Option<Box<Unsuited>>,
+}
+
+/// Why a node takes no new pods.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Closed {
+    /// Its object says so.
+    Unschedulable,
+    /// Its condition `Ready` is not true.
+    NotReady,
+    /// Kubernetes keeps pods away for its state; the taint.
+    Tainted(Arc<str>),
+    /// No connection to its agent.
+    AgentAway,
+    /// No connection to its agent for so long.
+    NoReport {
+        /// Seconds since it ended.
+        seconds: u64,
+    },
+    /// Its driver answers with an error.
+    DriverError(Arc<str>),
+    /// It refused or did not answer; it opens again by itself.
+    Quarantined(Arc<str>),
+    /// Neither object nor agent is left.
+    Removed,
+}
+
+impl Closed {
+    /// What would open the node.
+    pub(super) fn fix(&self, node: &NodeName) -> String {
+        match self {
+            Self::Unschedulable => format!("make node {node} schedulable"),
+            Self::NotReady => format!("wait until node {node} is ready, or see why its kubelet is not"),
+            Self::AgentAway | Self::NoReport { .. } => format!("bring the agent of {node} back"),
+            Self::Tainted(taint) => {
+                format!("wait until Kubernetes takes {taint} from {node}, or tolerate it")
+            }
+            Self::DriverError(_) => format!("repair the driver of {node}"),
+            Self::Quarantined(_) => format!("wait until {node} opens again, which it does by itself"),
+            Self::Removed => format!("bring node {node} back"),
+        }
+    }
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unschedulable => formatter.write_str("unschedulable"),
+            Self::NotReady => formatter.write_str("not ready"),
+            Self::Tainted(taint) => write!(formatter, "tainted {taint}"),
+            Self::AgentAway => formatter.write_str("its agent is not connected"),
+            Self::NoReport { seconds } => write!(formatter, "no report for {seconds} s"),
+            Self::DriverError(message) => write!(formatter, "driver error: {message}"),
+            Self::Quarantined(why) => formatter.write_str(why),
+            Self::Removed => formatter.write_str("no such node any more"),
+        }
+    }
+}
+
+impl NoRoom {
+    pub(super) fn fix(&self) -> String {
+        if self.mixed_models_would_fit {
+            return MIX_FIX.to_owned();
+        }
+        let missing = self.minimum.saturating_sub(self.fit);
+        if let Some(unmet) = self.left_out.as_ref().and_then(|out| out.in_use()) {
+            let what = match unmet {
+                Unmet::Port(port) => format!("{port} free"),
+                _ => "room for one pod more".to_owned(),
+            };
+            return format!("wait until {missing} more of the nodes have {what}{}", lower(self.lower_to));
+        }
+        format!(
+            "wait for room for {} of {}{}{}{}",
+            pods(missing, "more "),
+            amount_of(&self.resource, self.asked),
+            if missing == 1 { "" } else { " each" },
+            lower(self.lower_to),
+            or_change(self.left_out.as_deref())
+        )
+    }
+}
+
+/// The suggestion to lower the minimum, where a lower one would do.
+pub(super) fn lower(minimum: Option<u32>) -> String {
+    minimum
+        .map(|minimum| format!(", or lower minMember (minAvailable of a Job) to {minimum}"))
+        .unwrap_or_default()
+}
+
+/// The suggestion to change the pod, where that would do.
+pub(super) fn or_change(left_out: Option<&Unsuited>) -> String {
+    let fix = left_out.map(Unsuited::fix).unwrap_or_default();
+    if fix.is_empty() { fix } else { format!(", or {fix}") }
+}
+
+/// `1 more pod`, `3 pods`.
+pub(super) fn pods(count: u32, more: &str) -> String {
+    format!("{count} {more}pod{}", if count == 1 { "" } else { "s" })
+}
+
+/// A resource's amount as people say it: `8 GPUs`, `cpu 32`, `memory 256Gi`.
+pub(super) fn amount_of(resource: &str, amount: u64) -> String {
+    if resource == NVIDIA_GPU {
+        return format!("{amount} GPU{}", if amount == 1 { "" } else { "s" });
+    }
+    format!("{resource} {}", format_amount(resource, amount))
+}
+
+/// `8 free GPUs`, `cpu 32 free`.
+fn free_amount_of(resource: &str, amount: u64) -> String {
+    if resource == NVIDIA_GPU {
+        return format!("{amount} free GPU{}", if amount == 1 { "" } else { "s" });
+    }
+    format!("{resource} {} free", format_amount(resource, amount))
+}
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let amount = |amount: u64| format_amount(&self.resource, amount);
+        if self.minimum == 1 && self.pods == 1 {
+            formatter.write_str("no room for the pod: ")?;
+        } else {
+            let (minimum, fit) = (self.minimum, self.fit);
+            write!(formatter, "{minimum} of {} pods needed, only {fit} of {minimum} pods fit: ", self.pods)?;
+        }
+        write!(
+            formatter,
+            "{} {}node{} with {}; {} free in total",
+            self.feasible_nodes,
+            if self.left_out.is_some() { "suitable " } else { "" },
+            if self.feasible_nodes == 1 { "" } else { "s" },
+            free_amount_of(&self.resource, self.asked),
+            amount_of(&self.resource, self.free_total),
+        )?;
+        if !self.free_by_node.is_empty() {
+            let free: Vec<String> = self.free_by_node.iter().map(|(_, free, _)| amount(*free)).collect();
+            let nodes = self.free_by_node.iter();
+            let nodes =
+                nodes.map(|(node, free, all)| format!("{node}: {} of {} free", amount(*free), amount(*all)));
+            let (free, nodes) = (free.join(","), nodes.collect::<Vec<_>>().join(", "));
+            let largest = amount(self.largest);
+            write!(formatter, "; free per node {free}; largest free block {largest} ({nodes})")?;
+        }
+        for held in &self.held {
+            write!(formatter, "; {held}")?;
+        }
+        for other in &self.others {
+            write!(formatter, "; {}", other.text(&self.resource))?;
+        }
+        if let Some(out) = &self.left_out {
+            write!(formatter, "; of {} nodes {out}", out.nodes)?;
+        }
+        if self.closed.is_empty() {
+            return Ok(());
+        }
+        write!(formatter, "; closed: {}", name_closed(&self.closed))
+    }
+}
+
+pub(super) fn name_closed(nodes: &[(NodeName, Closed)]) -> String {
+    nodes.iter().map(|(node, closed)| format!("{node}: {closed}")).collect::<Vec<_>>().join(", ")
+}
