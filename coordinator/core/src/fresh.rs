@@ -9,7 +9,7 @@ use phalanx_common::wire::LeaseState;
 use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::Core;
 use crate::lease::Lease;
-use crate::reason::{Closed, Held, NoRoom, Reason};
+use crate::reason::{Closed, Held, NoRoom, Reason, TERMINATING};
 
 /// Most holders named.
 const MOST_HELD: usize = 4;
@@ -61,7 +61,7 @@ impl Core {
         let state: Arc<str> = if let Some(closed) = sick.filter(|_| is_leaving) {
             Arc::from(format!("terminating, and {}", closed.why))
         } else if is_leaving {
-            Arc::from("terminating")
+            Arc::from(TERMINATING)
         } else if lease.wanted >= LeaseState::Bound && !has_taken {
             Arc::from("bound, device not yet taken")
         } else {

@@ -12,6 +12,7 @@ mod held;
 mod room;
 mod unsuited;
 
+pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use room::{Closed, NoRoom};
 use room::{amount_of, lower, name_closed, or_change, pods};

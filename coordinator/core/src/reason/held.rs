@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::amount_of;
 
+/// State of a holder that is being deleted and still has its GPUs.
+pub(crate) const TERMINATING: &str = "terminating";
+
 /// What pods of another scheduler hold on a node. It is theirs: nothing of them is ever evicted for a gang.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherHolder {
@@ -47,7 +50,32 @@ pub struct Held {
 
 impl fmt::Display for Held {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gpus: Vec<String> = self.gpus.iter().map(|index| format!("g{index}")).collect();
-        write!(formatter, "{}: {} held by {} ({})", self.node, gpus.join(","), self.by, self.state)
+        let gpus = name_gpus(&self.gpus);
+        if &*self.state == TERMINATING {
+            return write!(formatter, "{}: {gpus} held by terminating pod {}", self.node, self.by);
+        }
+        write!(formatter, "{}: {gpus} held by {} ({})", self.node, self.by, self.state)
+    }
+}
+
+/// `g0,g2`, and `g4..g7` for a row of more than two.
+fn name_gpus(indexes: &[u32]) -> String {
+    let rows = indexes.chunk_by(|left, right| left.checked_add(1) == Some(*right));
+    let text = |row: &[u32]| match row {
+        [first, _, .., last] => format!("g{first}..g{last}"),
+        row => row.iter().map(|index| format!("g{index}")).collect::<Vec<_>>().join(","),
+    };
+    rows.map(text).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_gpus_are_named_by_their_ends() {
+        assert_eq!(name_gpus(&[4, 5, 6, 7]), "g4..g7");
+        assert_eq!(name_gpus(&[0, 1, 3, 5, 6, 7]), "g0,g1,g3,g5..g7");
+        assert_eq!(name_gpus(&[]), "");
     }
 }
