@@ -58,9 +58,11 @@ impl ResourceTable {
             CPU => Some(ResourceKey::Cpu),
             MEMORY => Some(ResourceKey::Memory),
             NVIDIA_GPU => Some(ResourceKey::Gpus),
-            _ => self.names.iter().position(|known| known.as_str() == name).and_then(|at| {
-                Some(ResourceKey::More(ResourceId(u32::try_from(at).ok()?)))
-            }),
+            _ => self
+                .names
+                .iter()
+                .position(|known| known.as_str() == name)
+                .and_then(|at| Some(ResourceKey::More(ResourceId(u32::try_from(at).ok()?)))),
         }
     }
 

@@ -11,6 +11,7 @@ use phalanx_common::wire::LeaseReport;
 use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
+use crate::amounts::Amounts;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::event::{DisruptionBudget, Event};
 use crate::foreign::ForeignPlan;
@@ -119,6 +120,9 @@ pub struct Core {
     /// Made anew where it is missing.
     #[serde(skip)]
     pub(crate) emptied: Option<(u64, Cluster)>,
+    /// What all nodes have together, and of which generation. Made anew where it is missing.
+    #[serde(skip)]
+    pub(crate) capacity: Option<(u64, Option<Amounts>)>,
     /// Same needs share one value: most pods of a gang are alike.
     #[serde(skip)]
     pub(crate) last_need: Option<(phalanx_common::gang::PodRequest, Arc<PodNeed>)>,
@@ -162,6 +166,7 @@ impl Core {
             reports: BTreeMap::new(),
             room_seen: 0,
             emptied: None,
+            capacity: None,
             last_need: None,
             raising_above: None,
             fences_held: BTreeMap::new(),
@@ -178,6 +183,7 @@ impl Core {
     /// remembered to be quick is forgotten in both.
     pub fn snapshot(&mut self) -> Self {
         self.emptied = None;
+        self.capacity = None;
         self.last_need = None;
         self.others.last = None;
         self.clone()

@@ -191,9 +191,17 @@ impl Core {
     /// Looks for pods whose place was taken by pods of others after it was confirmed, before a Binding is sent. Where
     /// nothing of the gang is bound yet the round is dropped, and true is returned; else each such pod is placed anew,
     /// or waits for its place until the binding deadline.
-    pub(crate) fn yield_before_binding(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) -> bool {
-        let Some(round) = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.round()) else { return false };
-        let leases = round.to_bind.iter().filter_map(|uid| Some((uid.clone(), round.members.get(uid)?.lease)));
+    pub(crate) fn yield_before_binding(
+        &mut self,
+        key: GangKey,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let Some(round) = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.round()) else {
+            return false;
+        };
+        let leases =
+            round.to_bind.iter().filter_map(|uid| Some((uid.clone(), round.members.get(uid)?.lease)));
         let crowded: Vec<(PodUid, LeaseId)> = leases.filter(|(_, id)| self.is_crowded_out(*id)).collect();
         if crowded.is_empty() {
             return false;
@@ -221,14 +229,7 @@ impl Core {
 
     /// A pod of a gang that is half bound goes to another node. The plan that names its new lease is written before its
     /// Binding is sent.
-    fn move_member(
-        &mut self,
-        key: GangKey,
-        uid: &PodUid,
-        id: LeaseId,
-        now: Time,
-        actions: &mut Vec<Action>,
-    ) {
+    fn move_member(&mut self, key: GangKey, uid: &PodUid, id: LeaseId, now: Time, actions: &mut Vec<Action>) {
         let Some((node, name)) =
             self.leases.leases.get(&id).map(|lease| (lease.node, lease.request.pod_name.clone()))
         else {

@@ -74,14 +74,20 @@ impl Core {
 
     /// A gang with pods that a coordinator bound, and no plan, was wholly bound once, since then its plan was removed:
     /// whoever was lost since, the rest may run. Where the PodGroup is gone the plan went with it, and only a start
-    /// proves it. One that was made anew meanwhile is not told from the old one: pods bear no UID of their group.
+    /// proves it, as where it was made anew meanwhile: only pods that were bound for the present one say anything of it.
     pub(crate) fn find_whole(&mut self, key: GangKey, has_plan: bool) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let was_whole =
-            self.has_started_pods(key) || (!has_plan && !gang.is_made_up() && self.has_live_of_ours(gang));
+            self.has_started_pods(key) || (!has_plan && !gang.is_made_up() && self.has_live_of_its_own(gang));
         if let Some(gang) = self.gangs.gangs.get_mut(&key).filter(|_| was_whole) {
             gang.was_whole = true;
         }
+    }
+
+    /// True where a live pod was bound for this very PodGroup.
+    fn has_live_of_its_own(&self, gang: &Gang) -> bool {
+        let mut pods = self.gangs.pods_of(&gang.spec.name);
+        pods.any(|(_, pod)| pod.is_live() && pod.spec.group_uid == gang.spec.uid)
     }
 
     fn has_live_of_ours(&self, gang: &Gang) -> bool {

@@ -82,4 +82,11 @@ scenarios! {
     group_deleted,
     lost_ledger,
     status_written_by_another,
+    case_092_another_scheduler_uses_the_node,
+    place_taken_by_another_scheduler,
+    case_030_new_leader_stale_ledger,
+    case_034_two_coordinators,
+    case_002_fits_no_node_is_not_admitted,
+    case_095_autoscaler_sees_the_right_pods,
+    group_made_anew,
 }

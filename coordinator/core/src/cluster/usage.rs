@@ -58,6 +58,20 @@ impl Cluster {
         self.refresh(index);
     }
 
+    /// What all nodes have together; `None` while one of them is there of which nothing was heard yet.
+    pub(crate) fn whole_capacity(&self) -> Option<Amounts> {
+        let mut total = Amounts::default();
+        for (_, node) in self.nodes() {
+            if node.is_unknown() {
+                return None;
+            }
+            if node.agent.is_some() || node.spec.is_some() {
+                total.add(&node.capacity);
+            }
+        }
+        Some(total)
+    }
+
     /// It is there no more.
     pub(crate) fn vacate(&mut self, index: NodeIndex, amounts: &Amounts, ports: &[HostPort]) {
         let node = &mut self.nodes[index.0 as usize];

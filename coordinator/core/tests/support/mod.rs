@@ -22,7 +22,7 @@ use phalanx_common::wire::{
     RefusalCause, ToAgent,
 };
 use phalanx_core::action::{Action, Command, GangStatus};
-use phalanx_core::event::{Event, NodeSpec, Outcome};
+use phalanx_core::event::{Event, NodeSpec, OtherPod, Outcome};
 use phalanx_core::reason::Reason;
 use phalanx_core::{Core, Settings, invariants, is_believable};
 
@@ -60,6 +60,9 @@ pub struct World {
     nodes: BTreeMap<NodeName, NodeSpec>,
     gangs: BTreeMap<GangName, GangSpec>,
     pods: BTreeMap<PodUid, PodSpec>,
+    /// Pods of others, by UID.
+    others: BTreeMap<PodUid, OtherPod>,
+    settings: Settings,
     plans: BTreeMap<GangName, GangPlan>,
     statuses: BTreeMap<GangName, GangStatus>,
     /// Outcomes that the next Bindings get, before the API obeys again.
@@ -103,6 +106,8 @@ impl World {
             nodes: BTreeMap::new(),
             gangs: BTreeMap::new(),
             pods: BTreeMap::new(),
+            others: BTreeMap::new(),
+            settings: Settings::default(),
             plans: BTreeMap::new(),
             statuses: BTreeMap::new(),
             bind_faults: VecDeque::new(),
@@ -123,7 +128,7 @@ impl World {
 
     fn start(&mut self) {
         self.term += 1;
-        self.core = Core::new(Settings::default());
+        self.core = Core::new(self.settings.clone());
         for action in std::mem::take(&mut self.queue) {
             if let Command::Bind { pod, name, resource_version, binding, .. } = action.command {
                 self.late_bindings.insert(name, (pod, resource_version, binding));
@@ -150,6 +155,7 @@ impl World {
         gangs.sort_by_key(|gang| (gang.created, gang.uid.clone()));
         events.extend(gangs.into_iter().map(Event::GangApplied));
         events.extend(self.pods.values().cloned().map(|pod| Event::PodApplied(Box::new(pod))));
+        events.extend(self.others.values().cloned().map(|pod| Event::OtherPodApplied(Box::new(pod))));
         events.extend(self.plans.values().cloned().map(Event::PlanFound));
         events
     }
@@ -429,7 +435,10 @@ impl World {
             ToAgent::Reserve { term, .. } | ToAgent::Arm { term, .. } => *term,
             ToAgent::Bound { term, .. } | ToAgent::GangBound { term, .. } => *term,
             ToAgent::Release { term, .. } => *term,
-            ToAgent::Welcome { .. } | ToAgent::Rejected { .. } => panic!("{message:?}"),
+            ToAgent::Welcome { .. }
+            | ToAgent::Rejected { .. }
+            | ToAgent::Standby { .. }
+            | ToAgent::SayHello => panic!("{message:?}"),
         };
         let stale = agent.led_by.filter(|known| known.counter >= asked.counter);
         if stale.is_none() {
@@ -507,6 +516,8 @@ impl World {
                     |pod: &&PodSpec| pod.binding.as_ref().is_some_and(|binding| binding.lease == Some(lease));
                 let pod = agent.leases.remove(&lease).map(|report| report.request.pod);
                 let pod = pod.or_else(|| self.pods.values().find(bound_by).map(|pod| pod.uid.clone()));
+                // Where kubelets stop pods, they go when those say so.
+                let pod = pod.filter(|_| !self.settings.kubelet_stops_pods);
                 if let Some(pod) = pod.filter(|pod| self.pods.get(pod).is_some_and(|pod| pod.deleting)) {
                     self.pods.remove(&pod);
                     self.apply(Event::PodDeleted(pod));
@@ -655,9 +666,30 @@ impl World {
                 self.plans.remove(&gang);
                 self.apply(Event::GangDeleted(gang));
             }
+            "make-group" => {
+                // A PodGroup alone: its pods are there already, or come later.
+                let words = Words { plain: vec!["gang", words.plain[1]], options: words.options };
+                self.make_gang(&words);
+            }
             "delete-pod" => {
                 let uid = self.uid(words.plain[1]);
                 self.delete_pod(&uid);
+            }
+            "other" => self.make_other(&words),
+            "other-gone" => {
+                let uid = PodUid::from(words.plain[1]);
+                self.others.remove(&uid).expect("a pod of others");
+                self.apply(Event::PodDeleted(uid));
+            }
+            "kubelets-stop-pods" => {
+                self.settings.kubelet_stops_pods = true;
+                self.start();
+            }
+            "gone" => {
+                // The object of a pod that was deleted is gone: nothing of it runs any more.
+                let uid = self.uid(words.plain[1]);
+                assert!(self.pods.remove(&uid).unwrap().deleting, "it was not deleted");
+                self.apply(Event::PodDeleted(uid));
             }
             "agent" => self.change_agent(&words),
             "restart" => {
@@ -927,6 +959,24 @@ impl World {
         self.apply(Event::NodeApplied(spec));
     }
 
+    /// A pod that is none of ours, on a node: `other NODE POD gpu=4 cpu=2`.
+    fn make_other(&mut self, words: &Words<'_>) {
+        let mut request = Resources::new();
+        for (key, value) in words.options.iter().filter(|(key, _)| **key != "scheduler") {
+            let (name, amount) = resource(key, value);
+            request.set(name, amount);
+        }
+        let pod = OtherPod {
+            uid: PodUid::from(words.plain[2]),
+            node: words.plain[1].into(),
+            scheduler: words.options.get("scheduler").copied().unwrap_or("default-scheduler").into(),
+            request,
+            host_ports: Vec::new(),
+        };
+        self.others.insert(pod.uid.clone(), pod.clone());
+        self.apply(Event::OtherPodApplied(Box::new(pod)));
+    }
+
     fn make_queue(&mut self, words: &Words<'_>) {
         let mut capability = Resources::new();
         for (key, value) in words.options.iter().filter(|(key, _)| !matches!(**key, "prio" | "open")) {
@@ -980,7 +1030,10 @@ impl World {
                 .filter_map(|text| text.split_once(':'))
                 .map(|(task, count)| (task.into(), count.parse().unwrap()))
                 .collect(),
-            min_resources: None,
+            min_resources: words.options.get("need-gpu").map(|gpus| {
+                let (name, amount) = resource("gpu", gpus);
+                Resources::new().with(name, amount)
+            }),
             priority_class: words.options.get("class").map(|class| Arc::from(*class)).or(priority_class),
             mixed_gpu_models: words.options.get("mixed") == Some(&"yes"),
             shown: None,
