@@ -248,7 +248,7 @@ impl RunArguments {
             file_bytes: values.number("recording-file-mib", 64, 1, 4096) << 20,
             files: values.number("recording-files", 8, 2, 1000),
         };
-        let settings = settings(&mut values);
+        let settings = settings(&mut values, in_kubernetes);
         let kubernetes = kubernetes::read(&mut values, in_kubernetes, admin);
         let state_dir = state_dir(&mut values, kubernetes.as_ref());
         values.finish()?;
@@ -279,7 +279,7 @@ fn admin(values: &mut Values, in_kubernetes: bool) -> SocketAddr {
     admin
 }
 
-fn settings(values: &mut Values) -> Settings {
+fn settings(values: &mut Values, in_kubernetes: bool) -> Settings {
     let default = Settings::default();
     let seconds = Duration::from_secs;
     let mut duration = |key, default: Millis, least, most| {
@@ -306,6 +306,7 @@ fn settings(values: &mut Values) -> Settings {
         attempts_per_minute: values.number("attempts-per-minute", default.attempts_per_minute.into(), 1, 6000)
             as u32,
         default_queue: default_queue(values, default.default_queue),
+        kubelet_stops_pods: in_kubernetes,
     };
     // Of two values that could not be read nothing can be said.
     if values.is_clean() && confirm_timeout_ms >= reservation_ms {
@@ -406,6 +407,7 @@ mod tests {
             pods_timeout_ms: Millis(180_000),
             attempts_per_minute: 7,
             default_queue: "team-a".to_owned(),
+            kubelet_stops_pods: false,
         };
         assert_eq!(config.settings, settings);
         // The flag of the helper wins over the file.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use phalanx_common::ids::{NodeName, Term};
 use phalanx_core::Core;
 use phalanx_core::event::Event;
+use phalanx_kubernetes::client::ClientError;
 use phalanx_transport::pki::AUTHORITY_KEY_FILE;
 use phalanx_transport::{
     CertificateAuthority, EndpointError, Identity, PkiError, TrustAnchor, server_endpoint,
@@ -59,6 +60,21 @@ pub enum StartError {
     /// The objects cannot be read.
     #[error("stored objects: {0}")]
     Api(#[from] ApiError),
+    /// The way to the cluster cannot be used.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The cluster cannot be worked with.
+    #[error("the cluster: {0}")]
+    Cluster(ApiError),
+    /// Nothing is left to serve.
+    #[error(
+        "--scheduler-names: volcano alone cannot be served while Volcano's scheduler runs (pod {pod}); scale it to 0, or \
+         add phalanx to the names"
+    )]
+    VolcanoRuns {
+        /// A pod of it.
+        pod: String,
+    },
     /// Certificates.
     #[error(
         "certificates in {directory}: {cause}; put a backup of the directory in its place, or move it away and start \

@@ -8,8 +8,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use phalanx_common::describe::describe;
 use phalanx_common::ids::NodeName;
-use phalanx_coordinator::config::{Config, RunArguments, default_state_dir};
+use phalanx_coordinator::config::{Config, KubernetesConfig, RunArguments, default_state_dir};
 use phalanx_coordinator::coordinator::{Coordinator, issue_agent};
+use phalanx_coordinator::kubernetes::run::{End, Replica};
 use phalanx_coordinator::replay::{self, ReplayArguments, ReplayError};
 use phalanx_process::{LogFormat, outlive_file_limits, start_log};
 use tokio::signal::unix::{SignalKind, signal};
@@ -60,8 +61,33 @@ fn run(arguments: &RunArguments) -> Result<ExitCode> {
     start_log(config.log_format, "info");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("tokio runtime")?;
-    let clean = runtime.block_on(run_until_signal(&config))?;
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let Some(kubernetes) = &config.kubernetes else {
+        let clean = runtime.block_on(run_until_signal(&config))?;
+        return Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    };
+    let end = runtime.block_on(run_replica(&config, kubernetes))?;
+    // At once: whatever a thread of it still does would be done by one that leads no more.
+    std::process::exit(end.exit_code().into())
+}
+
+async fn run_replica(config: &Config, kubernetes: &KubernetesConfig) -> Result<End> {
+    // Before the start: a signal during it must not kill half-way.
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let _too_large = outlive_file_limits().context("SIGXFSZ")?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM: the coordinator stops"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: the coordinator stops"),
+        }
+    };
+    tokio::pin!(stop);
+    let replica = tokio::select! {
+        replica = Replica::start(config, kubernetes) => replica?,
+        // An API server that does not answer is waited for; whoever stops it meanwhile need not wait.
+        () = &mut stop => return Ok(End::Stopped),
+    };
+    Ok(replica.run(stop).await)
 }
 
 async fn run_until_signal(config: &Config) -> Result<bool> {

@@ -13,7 +13,7 @@ use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, Hello, ToAgent};
 use phalanx_coordinator::agents::{AgentInput, AgentServer, AgentServerParts, NotSent, Outbox, PodReport};
 use phalanx_coordinator::clock::Clock;
-use phalanx_coordinator::driver::{Driver, Permit, Parts, Question, channels};
+use phalanx_coordinator::driver::{Driver, Parts, Permit, Question, channels};
 use phalanx_coordinator::metrics::Metrics;
 use phalanx_coordinator::progress::Progress;
 use phalanx_coordinator::recorder::{Recorder, RecordingLimits};

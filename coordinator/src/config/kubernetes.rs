@@ -181,7 +181,8 @@ fn scheduler_names(values: &mut Values) -> Vec<String> {
 /// The API server takes no loopback address and no unspecified one for an endpoint.
 fn admin_advertise(values: &mut Values, admin: SocketAddr) -> Option<SocketAddr> {
     let usable = |ip: IpAddr| !ip.is_loopback() && !ip.is_unspecified();
-    let expected = "an IP address that the API server reaches, not loopback, and a port such as 10.0.0.7:7411";
+    let expected =
+        "an IP address that the API server reaches, not loopback, and a port such as 10.0.0.7:7411";
     let written = values.read("admin-advertise", expected, |written| {
         written.text().parse().ok().filter(|address: &SocketAddr| usable(address.ip()) && address.port() != 0)
     });
@@ -307,7 +308,9 @@ mod tests {
             assert_eq!(told, format!("F:2: scheduler-names: must be {names}, found {wrong:?}"));
         }
         for wrong in ["127.0.0.1:1", "0.0.0.0:1", "10.0.0.7", "10.0.0.7:0"] {
-            assert!(error("admin-advertise", wrong).starts_with("F:2: admin-advertise: must be an IP address"));
+            assert!(
+                error("admin-advertise", wrong).starts_with("F:2: admin-advertise: must be an IP address")
+            );
         }
         assert!(error("agent-identity", "none").contains("must be token or certificate"));
         assert!(error("identity", "a b").contains("1 to 253 letters"));

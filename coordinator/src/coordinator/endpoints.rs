@@ -36,7 +36,7 @@ impl Endpoints {
     ///
     /// # Errors
     /// The state directory cannot be written.
-    pub(super) fn write(
+    pub(crate) fn write(
         state_dir: &Path,
         admin: SocketAddr,
         quic: SocketAddr,
@@ -71,7 +71,7 @@ impl Endpoints {
     }
 
     /// Removes the file, where it is still ours.
-    pub(super) fn remove(&self) {
+    pub(crate) fn remove(&self) {
         let ours = self.file.parent().and_then(Self::read).is_some_and(|stored| stored.pid == self.pid);
         if ours && let Err(error) = fs::remove_file(&self.file) {
             tracing::warn!(file = %self.file.display(), %error, "the file could not be removed");

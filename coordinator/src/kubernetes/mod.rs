@@ -15,14 +15,18 @@ use serde_json::Value;
 use tokio::sync::watch as latest;
 
 use crate::api::{Api, ApiError, Change, Kind, Mutation, Object, ObjectKey};
+use crate::convert::Reading;
 
 pub mod admin_endpoint;
+mod fresh;
 mod lean;
 pub mod mirror;
 pub mod normalize;
 pub mod owners;
 mod packed;
+pub mod run;
 pub mod service;
+pub mod volcano;
 pub mod watch;
 pub mod write;
 
@@ -66,6 +70,7 @@ pub struct KubernetesApi {
     client: Client,
     writes: Writes,
     cluster: ClusterId,
+    reading: Reading,
     terms: Arc<OnceLock<Arc<dyn TermStore>>>,
     watches: Arc<watch::Watches>,
 }
@@ -86,8 +91,9 @@ impl KubernetesApi {
         let cluster = read_cluster_id(&client).await?;
         let mirror = Arc::new(Mirror::new(options.log_length));
         let trim = Trim::new(&options.scheduler_names);
+        let reading = Reading::new(&options.scheduler_names);
         let watches = Arc::new(watch::Watches::start(&client, &mirror, &trim));
-        Ok(Self { mirror, client, writes, cluster, terms: Arc::new(OnceLock::new()), watches })
+        Ok(Self { mirror, client, writes, cluster, reading, terms: Arc::new(OnceLock::new()), watches })
     }
 
     /// Says where the term's counter is kept; before that `raise_term` is refused. Only the first call counts.
@@ -154,10 +160,16 @@ impl Api for KubernetesApi {
         self.cluster.clone()
     }
 
+    fn reading(&self) -> Reading {
+        self.reading.clone()
+    }
+
     async fn raise_term(&self, above: u64) -> Result<u64, ApiError> {
         match self.terms.get() {
             Some(terms) => terms.raise(above).await,
-            None => Err(ApiError::Invalid("the term cannot be raised: this replica is not the leader".to_owned())),
+            None => {
+                Err(ApiError::Invalid("the term cannot be raised: this replica is not the leader".to_owned()))
+            }
         }
     }
 }
@@ -185,7 +197,9 @@ async fn read_cluster_id(client: &Client) -> Result<ClusterId, ApiError> {
             Err(error) => last = watch::text(&error),
         }
     }
-    Err(ApiError::Storage(format!("the API server does not tell the UID of the namespace kube-system: {last}")))
+    Err(ApiError::Storage(format!(
+        "the API server does not tell the UID of the namespace kube-system: {last}"
+    )))
 }
 
 async fn kube_system(client: &Client) -> Result<Value, kube::Error> {

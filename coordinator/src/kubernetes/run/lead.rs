@@ -1,0 +1,279 @@
+//! What a leader runs, from the moment when the Lease is its own to the moment when it is not.
+
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use phalanx_common::ids::Term;
+use phalanx_core::Core;
+use phalanx_kubernetes::client::Pace;
+use phalanx_kubernetes::election::{ElectionError, Leadership};
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::super::admin_endpoint::{self, AdminAddress};
+use super::super::owners::OwnerLookup;
+use super::super::service::{self, ServiceParts};
+use super::super::{fresh, volcano};
+use super::open::write_time_out;
+use super::{End, Replica};
+use crate::agents::AgentServer;
+use crate::api::ApiError;
+use crate::coordinator::{self, Endpoints, follow};
+use crate::driver::{self, Driver, Permit};
+use crate::manifest::names::SCHEDULER_VOLCANO;
+use crate::recorder::Recorder;
+use crate::watch::Watcher;
+use crate::writer::{self, Limits};
+
+/// How long the writer may finish what was asked, when the process is told to stop.
+const LAST_WRITES: Duration = Duration::from_secs(4);
+/// How long the Lease may take to be given back.
+const RELEASE: Duration = Duration::from_secs(2);
+/// One that leads no more has nothing to wait for but its own parts.
+const LOST_PARTS: Duration = Duration::from_secs(1);
+/// Pause before the leader's address is written again.
+const PUBLISH_AGAIN: Duration = Duration::from_secs(10);
+/// How often it is looked whether Volcano's scheduler runs.
+const VOLCANO_LOOK: Duration = Duration::from_secs(60);
+
+/// A leader.
+pub(super) struct Lead {
+    leadership: Leadership,
+    lost: JoinHandle<ElectionError>,
+    endpoints: Endpoints,
+    agents: AgentServer,
+    stop: tokio::sync::watch::Sender<bool>,
+    others: JoinSet<()>,
+    running: Result<Running, ApiError>,
+}
+
+/// The loop and its writer.
+struct Running {
+    driver: JoinHandle<Recorder>,
+    writer: JoinHandle<()>,
+    overtaken: Arc<OnceLock<Term>>,
+    /// Ends when this replica must begin anew, to serve other scheduler names.
+    rivals: JoinHandle<()>,
+}
+
+impl Lead {
+    /// Starts everything under the term of this counter.
+    pub(super) async fn begin(replica: Replica, counter: u64) -> Self {
+        let leadership = replica.leadership.clone();
+        // From the first moment on: reading a large cluster may take longer than the Lease lasts.
+        let lost = tokio::spawn({
+            let leadership = leadership.clone();
+            async move { leadership.keep().await }
+        });
+        let Replica { endpoints, agents, stop, mut others, .. } = replica;
+        let parts = Parts {
+            config: replica.config,
+            kubernetes: replica.kubernetes,
+            incarnation: replica.incarnation,
+            api: replica.api,
+            leadership: leadership.clone(),
+            clock: replica.clock,
+            recorder: replica.recorder,
+            progress: replica.progress,
+            metrics: replica.metrics,
+            senders: replica.senders,
+            inputs: replica.inputs,
+            term: replica.term,
+        };
+        let running = parts.start(counter, &mut others).await;
+        Self { leadership, lost, endpoints, agents, stop, others, running }
+    }
+
+    /// Leads until `stop` is there or the Lease is lost, and ends everything.
+    pub(super) async fn run(self, stop: Pin<&mut impl Future<Output = ()>>) -> End {
+        let Self { leadership, mut lost, endpoints, agents, stop: stopping, mut others, running } = self;
+        let mut running = match running {
+            Ok(running) => running,
+            Err(error) => {
+                tracing::warn!(%error, "what is stored could not be read: this replica cannot lead");
+                give_back(&leadership, &lost).await;
+                return End::Crashed;
+            }
+        };
+        let end = tokio::select! {
+            biased;
+            why = &mut lost => {
+                let why = why.map_or_else(|error| error.to_string(), |why| why.to_string());
+                tracing::warn!(why, "this replica leads no more: nothing more is sent, and it ends");
+                End::Lost
+            }
+            () = stop => End::Stopped,
+            () = ended(&running.driver) => ended_by_itself(&running, &leadership),
+            _ = &mut running.rivals => End::Stopped,
+        };
+        endpoints.remove();
+        stopping.send_replace(true);
+        if end == End::Stopped {
+            finish(running, &mut others).await;
+            give_back(&leadership, &lost).await;
+            agents.stop().await;
+        } else {
+            running.writer.abort();
+            running.rivals.abort();
+            others.shutdown().await;
+            let parts = async {
+                if let Ok(recorder) = running.driver.await {
+                    let _ = tokio::task::spawn_blocking(|| recorder.finish()).await;
+                }
+            };
+            let _ = tokio::time::timeout(LOST_PARTS, parts).await;
+            lost.abort();
+            agents.stop().await;
+        }
+        end
+    }
+}
+
+/// Why the loop has ended although nobody told it to.
+fn ended_by_itself(running: &Running, leadership: &Leadership) -> End {
+    if let Some(term) = running.overtaken.get() {
+        tracing::warn!(
+            term = term.counter,
+            "agents obey the one that leads under this term: this replica ends"
+        );
+        return End::Lost;
+    }
+    if !leadership.leads() {
+        tracing::warn!("the Lease was not renewed in time: nothing more is sent, and this replica ends");
+        return End::Lost;
+    }
+    tracing::error!("the loop has crashed");
+    End::Crashed
+}
+
+/// Lets the loop and the writer come to their ends.
+async fn finish(running: Running, others: &mut JoinSet<()>) {
+    running.rivals.abort();
+    match running.driver.await {
+        Ok(recorder) => {
+            let mut writer = running.writer;
+            if tokio::time::timeout(LAST_WRITES, &mut writer).await.is_err() {
+                tracing::warn!("the last writes were not done within 4 s");
+                writer.abort();
+            }
+            let _ = tokio::task::spawn_blocking(|| recorder.finish()).await;
+        }
+        Err(error) => tracing::error!(%error, "the loop has crashed"),
+    }
+    others.shutdown().await;
+}
+
+async fn give_back(leadership: &Leadership, keeper: &JoinHandle<ElectionError>) {
+    keeper.abort();
+    match tokio::time::timeout(RELEASE, leadership.release()).await {
+        Ok(Ok(())) => tracing::info!("the Lease is given back"),
+        Ok(Err(error)) => tracing::warn!(%error, "the Lease was not given back: others wait for its end"),
+        Err(_) => tracing::warn!("the Lease was not given back within 2 s: others wait for its end"),
+    }
+}
+
+/// Waits for the end of a task without taking its result.
+async fn ended<T>(task: &JoinHandle<T>) {
+    while !task.is_finished() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// What a replica gives its leader.
+struct Parts {
+    config: crate::config::Config,
+    kubernetes: crate::config::KubernetesConfig,
+    incarnation: u64,
+    api: super::KubernetesApi,
+    leadership: Leadership,
+    clock: crate::clock::Clock,
+    recorder: Recorder,
+    progress: Arc<crate::progress::Progress>,
+    metrics: Arc<crate::metrics::Metrics>,
+    senders: driver::Senders,
+    inputs: driver::Inputs,
+    term: tokio::sync::watch::Sender<Term>,
+}
+
+impl Parts {
+    async fn start(self, counter: u64, others: &mut JoinSet<()>) -> Result<Running, ApiError> {
+        fresh::catch_up(&self.api, &self.kubernetes.scheduler_names).await?;
+        let term = Term { counter, incarnation: self.incarnation };
+        let bindings = Pace::per_second(self.kubernetes.bind_qps.unwrap_or(0));
+        let limits = Limits::kubernetes(write_time_out(&self.kubernetes.times), bindings);
+        let writer = writer::start_with(
+            limits,
+            self.api.clone(),
+            self.incarnation,
+            self.senders.outcomes.clone(),
+            Arc::clone(&self.metrics),
+            self.clock,
+        );
+        let leads = self.leadership.clone();
+        let mut driver = Driver::new(driver::Parts {
+            core: Core::new(self.config.settings.clone()),
+            clock: self.clock,
+            recorder: self.recorder,
+            writer: writer.queue,
+            term: self.term,
+            metrics: Arc::clone(&self.metrics),
+            progress: self.progress,
+            permit: Permit::new(Arc::new(move || leads.leads())),
+        });
+        follow(&self.api, &mut driver, term, &self.senders, &self.metrics, others).await?;
+        let overtaken = driver.overtaken();
+        let driver = tokio::spawn(coordinator::run(driver, self.inputs));
+        let (watcher, objects) = Watcher::start(self.api.clone(), Arc::clone(&self.metrics)).await?;
+        others.spawn(service::run(ServiceParts {
+            api: self.api.clone(),
+            watcher,
+            objects,
+            clock: self.clock,
+            owners: OwnerLookup::new(self.api.client().clone()),
+            default_queue: self.config.settings.default_queue.clone(),
+        }));
+        if let Some(address) = self.kubernetes.admin_advertise {
+            let (ip, port, pod) = (address.ip(), address.port(), self.kubernetes.identity.clone());
+            let client = self.api.client().clone();
+            others.spawn(publish(client, self.kubernetes.namespace.clone(), AdminAddress { pod, ip, port }));
+        }
+        let serves_volcano = self.kubernetes.scheduler_names.iter().any(|name| name == SCHEDULER_VOLCANO);
+        let rivals = tokio::spawn(rivals(self.api.client().clone(), serves_volcano));
+        tracing::info!(term = counter, "the leader is ready");
+        Ok(Running { driver, writer: writer.done, overtaken, rivals })
+    }
+}
+
+/// Writes where the leader's admin interface answers, until it is written.
+async fn publish(client: kube::Client, namespace: String, address: AdminAddress) {
+    let mut said = None;
+    while let Err(error) = admin_endpoint::publish(&client, &namespace, &address).await {
+        let text = error.to_string();
+        if said.as_ref() != Some(&text) {
+            tracing::warn!("{text}");
+        }
+        said = Some(text);
+        tokio::time::sleep(PUBLISH_AGAIN).await;
+    }
+}
+
+/// Ends where Volcano's scheduler runs and we serve its name.
+async fn rivals(client: kube::Client, serves_volcano: bool) {
+    if !serves_volcano {
+        std::future::pending::<()>().await;
+    }
+    loop {
+        tokio::time::sleep(VOLCANO_LOOK).await;
+        match volcano::scheduler_pod(&client).await {
+            Ok(Some(pod)) => {
+                tracing::warn!(
+                    pod,
+                    "Volcano's scheduler runs: this replica ends, and serves its name no more when it is started again"
+                );
+                return;
+            }
+            Ok(None) => {}
+            Err(error) => tracing::debug!(%error, "whether Volcano's scheduler runs is not known"),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What a replica opens before anything of it runs: whoever fails here leaves nothing behind.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use phalanx_kubernetes::client::{Clients, MayWrite};
+use phalanx_kubernetes::election::{Candidate, Leadership, LeaseTimes};
+use phalanx_transport::server_endpoint;
+use quinn::Endpoint;
+use tokio::net::TcpListener;
+
+use super::super::normalize::Trim;
+use super::super::write::{WriteParts, Writes};
+use super::super::{KubernetesApi, Options, volcano};
+use crate::clock::Clock;
+use crate::config::{Config, KubernetesConfig};
+use crate::coordinator::{StartError, authority_in, new_incarnation, pki_directory};
+use crate::recorder::Recorder;
+
+/// All that is open.
+pub(super) struct Opened {
+    pub(super) config: Config,
+    pub(super) kubernetes: KubernetesConfig,
+    pub(super) incarnation: u64,
+    pub(super) api: KubernetesApi,
+    pub(super) leadership: Leadership,
+    pub(super) quic: Endpoint,
+    pub(super) admin: TcpListener,
+    pub(super) admin_address: SocketAddr,
+    pub(super) recorder: Recorder,
+    pub(super) clock: Clock,
+}
+
+/// Longest wait for one answer to a write: what a former leader has asked for is done or not before the next one may
+/// begin.
+pub(super) fn write_time_out(times: &LeaseTimes) -> Duration {
+    let between = times.lease_duration.saturating_sub(times.renew_deadline);
+    (between * 4 / 5).max(Duration::from_millis(500))
+}
+
+pub(super) async fn open(config: &Config, kubernetes: &KubernetesConfig) -> Result<Opened, StartError> {
+    let config = config.clone();
+    let mut kubernetes = kubernetes.clone();
+    let directory = &config.state_dir;
+    std::fs::create_dir_all(directory)
+        .map_err(|cause| StartError::StateDirectory { directory: directory.clone(), cause })?;
+    let clock = Clock::start();
+    let quic = agents_endpoint(&config, &kubernetes)?;
+    let failed = |cause| StartError::Admin { address: config.admin, cause };
+    let admin = TcpListener::bind(config.admin).await.map_err(failed)?;
+    let admin_address = admin.local_addr().map_err(failed)?;
+    let recorder =
+        Recorder::start(&directory.join("recordings"), clock.now(), &config.settings, config.recording)?;
+    let user_agent = concat!("phalanx-coordinator/", env!("CARGO_PKG_VERSION"));
+    let clients = Clients::new(&kubernetes.target.load().await?, user_agent)?;
+    volcano::leave_out(&clients.watch, &mut kubernetes.scheduler_names).await?;
+    let incarnation = new_incarnation();
+    let candidate = Candidate {
+        namespace: kubernetes.namespace.clone(),
+        identity: kubernetes.identity.clone(),
+        incarnation,
+        admin: Some(kubernetes.admin_advertise.unwrap_or(admin_address).to_string()),
+        times: kubernetes.times,
+    };
+    let leadership = Leadership::new(clients.write.clone(), candidate);
+    let leads = leadership.clone();
+    let may_write: MayWrite = Arc::new(move || leads.leads());
+    let options = Options { scheduler_names: kubernetes.scheduler_names.clone(), ..Options::default() };
+    let writes = Writes::new(WriteParts {
+        client: clients.write,
+        trim: Trim::new(&options.scheduler_names),
+        may_write,
+        time_out: write_time_out(&kubernetes.times),
+    });
+    let api = KubernetesApi::start(clients.watch, writes, &options).await.map_err(StartError::Cluster)?;
+    api.set_terms(Arc::new(leadership.clone()));
+    Ok(Opened {
+        config,
+        kubernetes,
+        incarnation,
+        api,
+        leadership,
+        quic,
+        admin,
+        admin_address,
+        recorder,
+        clock,
+    })
+}
+
+/// Where agents dial.
+fn agents_endpoint(config: &Config, kubernetes: &KubernetesConfig) -> Result<Endpoint, StartError> {
+    let directory = kubernetes.pki_dir.clone().unwrap_or_else(|| pki_directory(&config.state_dir));
+    let authority = authority_in(directory.clone(), false)?;
+    let identity =
+        authority.issue_coordinator(&[], &[]).map_err(|cause| StartError::Pki { directory, cause })?;
+    let (quic, _) = server_endpoint(config.listen, &identity, &authority.trust_anchor())?;
+    Ok(quic)
+}
