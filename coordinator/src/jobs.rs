@@ -10,13 +10,16 @@ use std::sync::Arc;
 
 use phalanx_common::units::Time;
 
-use crate::api::{Change, ChangeBody, Kind, Mutation, Object, ObjectKey};
+use crate::api::{Change, ChangeBody, ControllerRef, Kind, Mutation, Object, ObjectKey};
 use crate::convert::Reading;
 use crate::manifest::names::GROUP_NAME;
 
 mod expand;
+mod owners;
 mod status;
 
+use self::owners::Owners;
+pub use self::owners::{TopOwner, UnknownOwner};
 pub use expand::pod_group_name;
 
 /// What is to be written.
@@ -33,6 +36,7 @@ pub struct Writes {
 pub struct Jobs {
     objects: BTreeMap<ObjectKey, Arc<Object>>,
     pods_of_job: BTreeMap<String, BTreeSet<ObjectKey>>,
+    owners: Owners,
     dirty: BTreeSet<ObjectKey>,
     reading: Reading,
 }
@@ -60,7 +64,12 @@ impl Jobs {
 
     /// An object is there, or changed.
     pub fn applied(&mut self, object: &Arc<Object>) {
-        if !matches!(object.kind, Kind::Job | Kind::PodGroup | Kind::Pod) {
+        let is_of_use = match object.kind {
+            Kind::Job | Kind::PodGroup => true,
+            Kind::Pod => self.reading.is_ours(object) || job_of_pod(object).is_some(),
+            _ => false,
+        };
+        if !is_of_use {
             return;
         }
         let key = object.key();
@@ -78,6 +87,10 @@ impl Jobs {
     /// An object is gone.
     pub fn deleted(&mut self, key: &ObjectKey) {
         let Some(object) = self.objects.remove(key) else { return };
+        if let (Kind::Pod, Some(controller)) = (key.kind, &object.metadata.controller) {
+            self.owners.forget(key, controller);
+            self.mark_group_of(&object);
+        }
         if let Some(job) = job_of_pod(&object)
             && let Some(pods) = self.pods_of_job.get_mut(job)
         {
@@ -95,6 +108,7 @@ impl Jobs {
         vec![
             ("objects", self.objects.len()),
             ("pods_of_jobs", self.pods_of_job.len()),
+            ("owners_of_pods", self.owners.kept()),
             ("to_look_at", self.dirty.len()),
         ]
     }
@@ -106,37 +120,100 @@ impl Jobs {
         }
     }
 
+    /// Looks at one object again though nothing changed: a write for it failed.
+    pub fn mark_again(&mut self, key: &ObjectKey) {
+        if let Some(object) = self.objects.get(key).cloned() {
+            self.mark(&object);
+        }
+    }
+
+    /// Controllers of pods that are to be looked up; see `owner_found`.
+    pub fn unknown_owners(&self) -> impl Iterator<Item = &UnknownOwner> {
+        self.owners.unknown()
+    }
+
+    /// What stands above a controller that pods name.
+    pub fn owner_found(&mut self, controller: &ControllerRef, top: TopOwner) {
+        self.dirty.extend(self.owners.found(controller, top));
+    }
+
     /// What is to be written for all that changed since the last call.
     pub fn writes(&mut self, now: Time) -> Writes {
-        let mut writes = Writes::default();
+        let mut all = Writes::default();
+        for (_, writes) in self.writes_by_object(now) {
+            all.mutations.extend(writes.mutations);
+            all.warnings.extend(writes.warnings);
+        }
+        all
+    }
+
+    /// The same, apart for each object that asks for it, in the order in which they arrived.
+    pub fn writes_by_object(&mut self, now: Time) -> Vec<(ObjectKey, Writes)> {
         let dirty = std::mem::take(&mut self.dirty).into_iter();
-        let mut dirty: Vec<(ObjectKey, &Arc<Object>)> =
-            dirty.filter_map(|key| Some((key.clone(), self.objects.get(&key)?))).collect();
-        // As they arrived: of two jobs of one moment the first gets the first PodGroup, whatever their names are.
-        dirty.sort_by_key(|(_, object)| (object.metadata.creation, object.metadata.resource_version));
+        let mut dirty: Vec<(ObjectKey, Arc<Object>)> =
+            dirty.filter_map(|key| Some((key.clone(), Arc::clone(self.objects.get(&key)?)))).collect();
+        // As they arrived: of two jobs of one moment the first gets the first PodGroup, whatever their names are. PodGroups
+        // last: whether they have pods is known when all pods were looked at.
+        dirty.sort_by_key(|(key, object)| {
+            (key.kind == Kind::PodGroup, object.metadata.creation, object.metadata.resource_version)
+        });
+        let mut wanted = Vec::new();
         for (key, object) in dirty {
+            let mut writes = Writes::default();
             match key.kind {
-                Kind::Job => {
-                    let pods = self.pods_of_job.get(&object.metadata.uid);
-                    let pods: Vec<&Object> = pods
-                        .into_iter()
-                        .flatten()
-                        .filter_map(|key| self.objects.get(key).map(|pod| &**pod))
-                        .collect();
-                    let group = ObjectKey::new(Kind::PodGroup, &key.namespace, &pod_group_name(object));
-                    let group = self.objects.get(&group).map(|group| &**group);
-                    expand::job(object, group, &pods, now, &mut writes);
-                }
-                Kind::Pod => {
-                    let group =
-                        ObjectKey::new(Kind::PodGroup, &key.namespace, &expand::own_group_name(object));
-                    let group = self.objects.get(&group).map(|group| &**group);
-                    expand::bare_pod(&self.reading, object, group, &mut writes);
-                }
+                Kind::Job => self.job_writes(&object, now, &mut writes),
+                Kind::Pod => self.pod_writes(&key, &object, &mut writes),
+                Kind::PodGroup => self.group_writes(&object, &mut writes),
                 _ => {}
             }
+            if writes != Writes::default() {
+                wanted.push((key, writes));
+            }
         }
-        writes
+        wanted
+    }
+
+    fn job_writes(&self, job: &Object, now: Time, writes: &mut Writes) {
+        let pods = self.pods_of_job.get(&job.metadata.uid).into_iter().flatten();
+        let pods: Vec<&Object> = pods.filter_map(|key| self.objects.get(key).map(|pod| &**pod)).collect();
+        let group = ObjectKey::new(Kind::PodGroup, &job.metadata.namespace, &pod_group_name(job));
+        expand::job(job, self.objects.get(&group).map(|group| &**group), &pods, now, writes);
+    }
+
+    fn pod_writes(&mut self, key: &ObjectKey, pod: &Object, writes: &mut Writes) {
+        if !is_bare(&self.reading, pod) {
+            return;
+        }
+        let top = match &pod.metadata.controller {
+            Some(controller) => match self.owners.of_pod(key, controller) {
+                Some(top) => Some(top.clone()),
+                None => return,
+            },
+            None => None,
+        };
+        let group = expand::made_group_name(pod, top.as_ref());
+        let group = ObjectKey::new(Kind::PodGroup, &key.namespace, &group);
+        let group = self.objects.get(&group).map(|group| &**group);
+        expand::bare_pod(pod, top.as_ref(), group, writes);
+    }
+
+    /// A PodGroup that was made for an owner goes with its last pod: alone it would wait for pods and take quota.
+    fn group_writes(&self, group: &Object, writes: &mut Writes) {
+        let Some(owner) = group.metadata.controller.as_ref().filter(|owner| is_made_for(group, owner)) else {
+            return;
+        };
+        let namespace = &group.metadata.namespace;
+        let names = |pod: &Arc<Object>| pod.annotation(GROUP_NAME) == Some(group.metadata.name.as_str());
+        let first = ObjectKey::new(Kind::Pod, namespace, "");
+        let pods = self
+            .objects
+            .range(first..)
+            .take_while(|(key, _)| key.kind == Kind::Pod && key.namespace == *namespace);
+        if !self.owners.has_pods_of(namespace, &owner.uid) && !pods.into_iter().any(|(_, pod)| names(pod)) {
+            writes
+                .mutations
+                .push(Mutation::Delete { key: group.key(), preconditions: group.preconditions() });
+        }
     }
 
     /// Marks what must look again because this object changed.
@@ -155,7 +232,27 @@ impl Jobs {
             (Kind::Pod, _) if is_bare(&self.reading, object) => {
                 self.dirty.insert(object.key());
             }
+            (Kind::PodGroup, _) => self.mark_around(object),
             _ => {}
+        }
+    }
+
+    /// A PodGroup that was made for the owner of pods came or went: whether it has pods, and they have it, is looked at.
+    fn mark_around(&mut self, group: &Object) {
+        if !group.metadata.controller.as_ref().is_some_and(|owner| is_made_for(group, owner)) {
+            return;
+        }
+        self.dirty.insert(group.key());
+        let namespace = &group.metadata.namespace;
+        let pods = self.objects.range(ObjectKey::new(Kind::Pod, namespace, "")..);
+        let pods = pods.take_while(|(key, _)| key.kind == Kind::Pod && key.namespace == *namespace);
+        let pods = pods.filter(|(_, pod)| pod.annotation(GROUP_NAME) == Some(group.metadata.name.as_str()));
+        self.dirty.extend(pods.map(|(key, _)| key.clone()));
+    }
+
+    fn mark_group_of(&mut self, pod: &Object) {
+        if let Some(group) = pod.annotation(GROUP_NAME) {
+            self.dirty.insert(ObjectKey::new(Kind::PodGroup, &pod.metadata.namespace, group));
         }
     }
 }
@@ -178,6 +275,14 @@ fn job_of_pod(object: &Object) -> Option<&str> {
 
 /// True for a pod of ours that has no PodGroup, or only the one that was made for it.
 pub(crate) fn is_bare(reading: &Reading, pod: &Object) -> bool {
-    let group = pod.annotation(GROUP_NAME);
-    reading.is_ours(pod) && group.is_none_or(|group| group == expand::own_group_name(pod))
+    let is_made = |group: &str| match &pod.metadata.controller {
+        Some(_) => group.starts_with(expand::MADE_GROUP),
+        None => group == expand::made_group_name(pod, None),
+    };
+    reading.is_ours(pod) && pod.annotation(GROUP_NAME).is_none_or(is_made)
+}
+
+/// True for a PodGroup that was made for the pods of its controller.
+fn is_made_for(group: &Object, controller: &ControllerRef) -> bool {
+    group.metadata.name.strip_prefix(expand::MADE_GROUP) == Some(controller.uid.as_str())
 }

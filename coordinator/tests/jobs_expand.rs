@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use phalanx_common::units::Time;
 use phalanx_coordinator::api::store::Store;
-use phalanx_coordinator::api::{ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
-use phalanx_coordinator::jobs::{Jobs, reconcile};
+use phalanx_coordinator::api::{ApiError, ControllerRef, Kind, Mutation, Object, ObjectKey, Preconditions};
+use phalanx_coordinator::jobs::{Jobs, TopOwner, reconcile};
 use phalanx_coordinator::manifest::parse;
 use serde_json::{Value, json};
 
@@ -541,4 +541,100 @@ fn jobs_of_one_moment_keep_the_order_in_which_they_were_applied() {
     let owners: Vec<String> =
         groups.iter().filter_map(|group| Some(group.metadata.owner.as_ref()?.name.clone())).collect();
     assert_eq!(owners, names);
+}
+
+fn controller(kind: &str, uid: &str) -> ControllerRef {
+    let (api_version, name) = ("apps/v1".to_owned(), format!("name-of-{uid}"));
+    ControllerRef { api_version, kind: kind.to_owned(), name, uid: uid.to_owned() }
+}
+
+fn replica(name: &str, replica_set: &str) -> Mutation {
+    let spec = json!({
+        "schedulerName": "phalanx",
+        "containers": [{ "name": "c", "resources": { "limits": { "nvidia.com/gpu": 2 } } }],
+    });
+    let mut pod = Object::new(Kind::Pod, "a", name).with_spec(spec);
+    pod.metadata.controller = Some(controller("ReplicaSet", replica_set));
+    Mutation::Create(Box::new(pod))
+}
+
+fn deployment(annotations: &[(&str, &str)]) -> TopOwner {
+    let pairs = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    TopOwner { object: controller("Deployment", "d1"), annotations: pairs.collect() }
+}
+
+#[test]
+fn pods_of_one_owner_share_the_group_that_is_made_for_it() {
+    let mut world = World { jobs: Jobs::new(), ..World::new("") };
+    world.mutate(replica("p1", "rs1")).unwrap();
+    assert_eq!(world.settle(), Vec::<String>::new(), "who stands above is not known yet");
+    let unknown: Vec<_> = world.jobs.unknown_owners().cloned().collect();
+    assert_eq!((unknown.len(), &*unknown[0].namespace), (1, "a"));
+    let top = deployment(&[
+        ("scheduling.volcano.sh/group-min-member", "3"),
+        ("scheduling.volcano.sh/queue-name", "team"),
+        ("volcano.sh/network-topology-mode", "hard"),
+    ]);
+    world.jobs.owner_found(&unknown[0].controller, top.clone());
+    assert_eq!(world.settle(), ["create PodGroup a/podgroup-d1", "patch Pod a/p1"]);
+    let group = world.only(Kind::PodGroup);
+    let minimum = json!({ "minMember": 3, "queue": "team", "minResources": { "nvidia.com/gpu": "6" } });
+    assert_eq!((&group.spec, &group.metadata.controller), (&minimum, &Some(top.object.clone())));
+    assert_eq!(group.annotation("volcano.sh/network-topology-mode"), Some("hard"));
+    // A second ReplicaSet of the same Deployment, as a rollout makes it.
+    world.mutate(replica("p2", "rs2")).unwrap();
+    world.settle();
+    world.jobs.owner_found(&controller("ReplicaSet", "rs2"), top);
+    assert_eq!(world.settle(), ["patch Pod a/p2"]);
+    assert_eq!(world.jobs.unknown_owners().count(), 0);
+    // The group goes with the last pod, and comes back with the next one.
+    world.delete(ObjectKey::new(Kind::Pod, "a", "p1"));
+    assert_eq!(world.names(Kind::PodGroup), ["podgroup-d1"]);
+    world.delete(ObjectKey::new(Kind::Pod, "a", "p2"));
+    assert_eq!(world.names(Kind::PodGroup), Vec::<String>::new());
+    assert_eq!(world.jobs.kept().iter().map(|(_, count)| count).sum::<usize>(), 0);
+    world.mutate(replica("p3", "rs2")).unwrap();
+    world.settle();
+    world.jobs.owner_found(&controller("ReplicaSet", "rs2"), deployment(&[]));
+    world.settle();
+    assert_eq!(world.only(Kind::PodGroup).spec["minMember"], 1);
+    // One that somebody deletes is made again while its pods are there.
+    world.delete(ObjectKey::new(Kind::PodGroup, "a", "podgroup-d1"));
+    assert_eq!(world.names(Kind::PodGroup), ["podgroup-d1"]);
+}
+
+#[test]
+fn a_new_leader_removes_no_group_whose_pods_it_does_not_know_yet() {
+    let mut world = World { jobs: Jobs::new(), ..World::new("") };
+    let mut group = Object::new(Kind::PodGroup, "a", "podgroup-d1").with_spec(json!({ "minMember": 1 }));
+    group.metadata.controller = Some(controller("Deployment", "d1"));
+    world.mutate(Mutation::Create(Box::new(group))).unwrap();
+    world.mutate(replica("p1", "rs1")).unwrap();
+    assert_eq!(world.settle(), Vec::<String>::new());
+    world.jobs.owner_found(&controller("ReplicaSet", "rs1"), deployment(&[]));
+    assert_eq!(world.settle(), ["patch Pod a/p1"]);
+}
+
+#[test]
+fn a_minimum_that_is_no_number_is_told_and_counts_for_one() {
+    let mut world = World { jobs: Jobs::new(), ..World::new("") };
+    world.mutate(replica("p1", "rs1")).unwrap();
+    world.settle();
+    let top = deployment(&[("scheduling.volcano.sh/group-min-member", "many")]);
+    world.jobs.owner_found(&controller("ReplicaSet", "rs1"), top);
+    world.settle();
+    assert_eq!(world.only(Kind::PodGroup).spec["minMember"], 1);
+    let told = "Deployment a/name-of-d1: metadata.annotations[scheduling.volcano.sh/group-min-member]: must be a whole \
+                number from 1 on, found \"many\"; its pods are placed one by one";
+    assert_eq!(world.warnings, [told]);
+}
+
+#[test]
+fn defaults_that_the_api_server_fills_into_a_group_are_no_change() {
+    let mut world = World::new(&simple(&format!("{{tasks: [{{name: w, replicas: 2, {TEMPLATE}}}]}}")));
+    let mut group = Object::clone(&world.only(Kind::PodGroup));
+    group.spec["networkTopology"] = json!({ "mode": "hard" });
+    group.spec["subGroupPolicy"] = json!([]);
+    world.mutate(Mutation::Update(Box::new(group))).unwrap();
+    assert_eq!(world.settle(), Vec::<String>::new());
 }

@@ -7,15 +7,14 @@ use phalanx_common::units::Time;
 use serde_json::{Map, Value, json};
 
 use super::status::{is_final, job_status};
-use super::{Writes, is_bare};
+use super::{TopOwner, Writes};
 use crate::api::store::phase;
 use crate::api::{Kind, Mutation, Object, Owner, Preconditions};
-use crate::convert::Reading;
 use crate::manifest::amounts::resources_to_json;
 use crate::manifest::job::{JobFields, read_job};
 use crate::manifest::names::{
-    DEFAULT_QUEUE, GROUP_NAME, MAX_LABEL, MIXED_GPU_MODELS, QUEUE_NAME, QUEUE_NAME_LABEL, RUN_FOR,
-    SCHEDULER_VOLCANO, TASK_SPEC,
+    DEFAULT_QUEUE, GROUP_MIN_MEMBER, GROUP_NAME, MAX_LABEL, MIXED_GPU_MODELS, QUEUE_NAME, QUEUE_NAME_LABEL,
+    RUN_FOR, SCHEDULER_VOLCANO, TASK_SPEC,
 };
 use crate::manifest::pod::read_pod;
 use crate::manifest::reader::{Cursor, Sink};
@@ -40,9 +39,12 @@ pub fn pod_group_name(job: &Object) -> String {
     format!("{}-{}", job.metadata.name, job.metadata.uid)
 }
 
-/// Name of the PodGroup made for a pod that has none.
-pub fn own_group_name(pod: &Object) -> String {
-    format!("podgroup-{}", pod.metadata.uid)
+/// How the names of PodGroups begin that are made for pods that have none.
+pub(super) const MADE_GROUP: &str = "podgroup-";
+
+/// Name of the PodGroup made for a pod that has none: Volcano's.
+pub fn made_group_name(pod: &Object, top: Option<&TopOwner>) -> String {
+    format!("{MADE_GROUP}{}", top.map_or(&pod.metadata.uid, |top| &top.object.uid))
 }
 
 fn owner(object: &Object) -> Option<Owner> {
@@ -289,43 +291,68 @@ fn job_pod(job: &Object, fields: &JobFields, task_at: usize, index: u32, name: &
     pod
 }
 
-/// Writes for a pod that names no PodGroup.
-pub fn bare_pod(reading: &Reading, pod: &Object, group: Option<&Object>, writes: &mut Writes) {
-    if !is_bare(reading, pod) || pod.metadata.deletion.is_some() || phase(pod).is_terminal() {
+/// Writes for a bare pod.
+pub fn bare_pod(pod: &Object, top: Option<&TopOwner>, group: Option<&Object>, writes: &mut Writes) {
+    if pod.metadata.deletion.is_some() || phase(pod).is_terminal() {
         return;
     }
+    let name = made_group_name(pod, top);
     if group.is_none() {
-        writes.mutations.push(Mutation::Create(Box::new(own_group(pod))));
+        let group = made_group(pod, top, &name, writes);
+        writes.mutations.push(Mutation::Create(Box::new(group)));
     }
-    if pod.annotation(GROUP_NAME).is_none() {
+    if pod.annotation(GROUP_NAME) != Some(&name) {
         writes.mutations.push(Mutation::PatchAnnotations {
             key: pod.key(),
             preconditions: Preconditions::uid(&pod.metadata.uid),
-            annotations: BTreeMap::from([(GROUP_NAME.to_owned(), Some(own_group_name(pod)))]),
+            annotations: BTreeMap::from([(GROUP_NAME.to_owned(), Some(name))]),
         });
     }
 }
 
-fn own_group(pod: &Object) -> Object {
+fn made_group(pod: &Object, top: Option<&TopOwner>, name: &str, writes: &mut Writes) -> Object {
     let tree = Node::from_json(&pod.spec);
     // What is wrong with the pod becomes its blocker; its PodGroup is made all the same.
     let fields = read_pod(&Cursor::root(&tree, "spec"), &mut Sink::new(""));
-    let mut group = Object::new(Kind::PodGroup, &pod.metadata.namespace, &own_group_name(pod));
-    group.metadata.owner = owner(pod);
+    let mut group = Object::new(Kind::PodGroup, &pod.metadata.namespace, name);
+    match top {
+        Some(top) => {
+            group.metadata.controller = Some(top.object.clone());
+            let inherited = top.annotations.iter().filter(|(key, _)| key.starts_with("volcano.sh/"));
+            group.metadata.annotations.extend(inherited.map(|(key, value)| (key.clone(), value.clone())));
+        }
+        None => group.metadata.owner = owner(pod),
+    }
     if let Some(mixed) = pod.annotation(MIXED_GPU_MODELS) {
         group.metadata.annotations.insert(MIXED_GPU_MODELS.to_owned(), mixed.to_owned());
     }
+    let minimum = top.map_or(1, |top| minimum_of(pod, top, writes));
     let label = pod.metadata.labels.get(QUEUE_NAME_LABEL).map(String::as_str);
     let queue = pod.annotation(QUEUE_NAME).or_else(|| pod.annotation(QUEUE_NAME_LABEL)).or(label);
+    let of_top = top.and_then(|top| top.annotations.get(QUEUE_NAME)).map(String::as_str);
     let mut spec = Map::new();
-    spec.insert("minMember".to_owned(), json!(1));
-    spec.insert("queue".to_owned(), json!(queue.unwrap_or(DEFAULT_QUEUE)));
+    spec.insert("minMember".to_owned(), json!(minimum));
+    spec.insert("queue".to_owned(), json!(queue.or(of_top).unwrap_or(DEFAULT_QUEUE)));
     if let Some(class) = fields.priority_class {
         spec.insert("priorityClassName".to_owned(), json!(class));
     }
     let mut resources = Resources::new();
-    add_times(&mut resources, &fields.request.effective(), 1);
+    add_times(&mut resources, &fields.request.effective(), minimum);
     spec.insert("minResources".to_owned(), resources_to_json(&resources));
     group.spec = Value::Object(spec);
     group
+}
+
+/// The fewest pods that run together, as the owner's annotation says.
+fn minimum_of(pod: &Object, top: &TopOwner, writes: &mut Writes) -> u32 {
+    let Some(text) = top.annotations.get(GROUP_MIN_MEMBER) else { return 1 };
+    text.parse().ok().filter(|minimum| *minimum > 0).unwrap_or_else(|| {
+        let (kind, name) = (&top.object.kind, &top.object.name);
+        let namespace = &pod.metadata.namespace;
+        writes.warnings.push(format!(
+            "{kind} {namespace}/{name}: metadata.annotations[{GROUP_MIN_MEMBER}]: must be a whole number from 1 on, \
+             found {text:?}; its pods are placed one by one"
+        ));
+        1
+    })
 }
