@@ -258,6 +258,8 @@ fn deletions_become_events() {
     assert_eq!(deleted(Kind::PodGroup), Some(Event::GangDeleted(GangName::new("a", "x"))));
     assert_eq!(deleted(Kind::Pod), Some(Event::PodDeleted(PodUid::from("u"))));
     assert_eq!((deleted(Kind::Job), deleted(Kind::GangPlan)), (None, None));
+    let budget = Event::BudgetDeleted(GangName::new("a", "x"));
+    assert_eq!(deleted(Kind::PodDisruptionBudget), Some(budget));
     let applied = Change {
         resource_version: 1,
         kind: Kind::Queue,
@@ -281,12 +283,14 @@ fn a_binding_survives_the_way_through_annotations() {
         let binding = PodBinding { node: NodeName::from("n1"), lease, gpus };
         let mut pod = stored(POD).remove(0);
         pod.spec["nodeName"] = json!("n1");
-        pod.metadata.annotations.extend(bind_annotations(&binding, "", term));
+        pod.metadata.annotations.extend(bind_annotations(&binding, "uid-of-group", term));
+        assert_eq!(pod.annotation("phalanx.dev/pod-group-uid"), Some("uid-of-group"));
         assert_eq!(pod.annotation("phalanx.dev/term"), Some("3.feed000000000001"));
         assert_eq!(pod.annotation("phalanx.dev/exactness"), Some(exactness));
         assert_eq!(binding_of_pod(&pod), (Some(binding.clone()), Vec::new()));
         let Event::PodApplied(read) = event(&pod) else { panic!() };
         assert_eq!(read.binding, Some(binding));
+        assert_eq!(&*read.group_uid, "uid-of-group");
     }
     assert_eq!(
         fence_annotations(term).into_iter().collect::<Vec<_>>(),
@@ -474,4 +478,94 @@ fn outcomes_say_what_is_known() {
     assert_eq!(told(ApiError::Invalid("why".to_owned())), Outcome::Refused("why".to_owned()));
     assert_eq!(told(ApiError::Unknown), Outcome::Unknown);
     assert_eq!(told(ApiError::Storage("disk".to_owned())), Outcome::Unknown);
+}
+
+#[test]
+fn pods_of_others_tell_what_they_use_of_their_node() {
+    let mut pod = Object::new(Kind::Pod, "kube-system", "agent-1").with_spec(json!({
+        "schedulerName": "default-scheduler",
+        "nodeName": "n1",
+        "initContainers": [
+            { "name": "side", "restartPolicy": "Always", "resources": { "requests": { "cpu": "500m" } } },
+            { "name": "init", "resources": { "requests": { "cpu": "4" } } },
+        ],
+        "containers": [{
+            "name": "main",
+            "resources": { "limits": { "nvidia.com/gpu": 2, "memory": "1Gi" }, "requests": { "cpu": 1 } },
+            "ports": [{ "containerPort": 80, "hostPort": 8080 }],
+        }],
+        "overhead": { "memory": "64Mi" },
+    }));
+    pod.metadata.uid = "u-1".to_owned();
+    pod.status = json!({ "phase": "Running" });
+    let Event::OtherPodApplied(other) = event(&pod) else { panic!() };
+    assert_eq!(
+        (other.uid.as_str(), other.node.as_str(), &*other.scheduler),
+        ("u-1", "n1", "default-scheduler")
+    );
+    assert_eq!(other.request.to_string(), "cpu 4500m, memory 1088Mi, nvidia.com/gpu 2");
+    assert_eq!(other.host_ports.iter().map(ToString::to_string).collect::<Vec<_>>(), ["TCP 0.0.0.0:8080"]);
+    // What else is wrong with it is nothing of ours; a pod that names no scheduler has Kubernetes' own.
+    pod.spec["tolerations"] = json!([{ "operator": "Sometimes" }]);
+    pod.spec.as_object_mut().unwrap().remove("schedulerName");
+    let Event::OtherPodApplied(other) = event(&pod) else { panic!() };
+    assert_eq!((&*other.scheduler, other.request.gpus()), ("default-scheduler", 2));
+    // Requests of the whole pod are its peak.
+    pod.spec["resources"] = json!({ "requests": { "cpu": "6" } });
+    let Event::OtherPodApplied(other) = event(&pod) else { panic!() };
+    assert_eq!(other.request.amount("cpu"), 6000);
+    // One of ours without a PodGroup that somebody else has bound counts too.
+    pod.spec["schedulerName"] = json!("phalanx");
+    let Event::OtherPodApplied(other) = event(&pod) else { panic!() };
+    assert_eq!(&*other.scheduler, "phalanx");
+    // It has ended, or has no node yet.
+    pod.status = json!({ "phase": "Succeeded" });
+    assert_eq!(event(&pod), Event::PodDeleted(PodUid::from("u-1")));
+    pod.spec.as_object_mut().unwrap().remove("nodeName");
+    assert_eq!(event_of_object(&Reading::default(), &pod).event, None);
+}
+
+#[test]
+fn whose_pods_are_ours_is_told_by_their_schedulers_name() {
+    let mut pod = stored(POD).remove(0);
+    pod.spec["schedulerName"] = json!("gang-scheduler");
+    assert_eq!(event_of_object(&Reading::default(), &pod).event, None);
+    let reading = Reading::new(["phalanx", "gang-scheduler"]);
+    let Some(Event::PodApplied(read)) = event_of_object(&reading, &pod).event else { panic!() };
+    assert!(
+        read.blockers.iter().all(|blocker| &*blocker.field != "spec.schedulerName"),
+        "{:?}",
+        read.blockers
+    );
+    pod.spec["schedulerName"] = json!("volcano");
+    assert_eq!(event_of_object(&reading, &pod).event, None);
+}
+
+#[test]
+fn disruption_budgets_are_told_as_kubernetes_shows_them() {
+    let mut object = Object::new(Kind::PodDisruptionBudget, "team", "web").with_spec(json!({
+        "minAvailable": 2,
+        "selector": {
+            "matchLabels": { "app": "web" },
+            "matchExpressions": [{ "key": "tier", "operator": "NotIn", "values": ["batch"] }],
+        },
+    }));
+    object.status = json!({ "disruptionsAllowed": 1, "currentHealthy": 3 });
+    let Event::BudgetApplied(budget) = event(&object) else { panic!() };
+    assert_eq!((budget.name.to_string().as_str(), budget.disruptions_allowed), ("team/web", 1));
+    let rules: Vec<String> = budget.selector.iter().flatten().map(ToString::to_string).collect();
+    assert_eq!(rules, ["app In [web]", "tier NotIn [batch]"]);
+    object.spec = json!({ "selector": { "matchExpressions": [{ "key": "tier", "operator": "Near" }] } });
+    let converted = event_of_object(&Reading::default(), &object);
+    assert_eq!(converted.event, None);
+    assert_eq!(
+        converted.warnings,
+        [
+            "PodDisruptionBudget team/web: spec.selector: matchExpressions.operator: must be In, NotIn, Exists or \
+          DoesNotExist, found \"Near\"; the object is left out"
+        ]
+    );
+    object.spec = json!({});
+    let Event::BudgetApplied(budget) = event(&object) else { panic!() };
+    assert_eq!(budget.selector, None, "no selector, no pod");
 }

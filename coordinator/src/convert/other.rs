@@ -8,6 +8,7 @@ use phalanx_core::event::{Event, OtherPod};
 use super::tree_of_spec;
 use crate::api::Object;
 use crate::api::store::{node_name, phase};
+use crate::manifest::amounts::read_container_resources;
 use crate::manifest::pod::read_pod;
 use crate::manifest::reader::{Cursor, Sink};
 
@@ -23,13 +24,19 @@ pub(super) fn other_pod(object: &Object) -> Option<Event> {
     }
     let tree = tree_of_spec(object);
     // Whatever else is wrong with it is for its own scheduler to say.
-    let pod = read_pod(&Cursor::root(&tree, "spec"), &mut Sink::new(""));
+    let mut sink = Sink::new("");
+    let cursor = Cursor::root(&tree, "spec");
+    let pod = read_pod(&cursor, &mut sink);
+    let mut request = pod.request.effective();
+    if let Some(whole) = cursor.fields(&mut sink).and_then(|mut fields| fields.get("resources")) {
+        request.raise_to(&read_container_resources(&whole, &mut sink).0);
+    }
     let scheduler = object.spec.get("schedulerName").and_then(|name| name.as_str());
     Some(Event::OtherPodApplied(Box::new(OtherPod {
         uid,
         node: NodeName::from(node),
         scheduler: Arc::from(scheduler.filter(|name| !name.is_empty()).unwrap_or(DEFAULT_SCHEDULER)),
-        request: pod.request.effective(),
+        request,
         host_ports: pod.constraints.host_ports.clone(),
     })))
 }

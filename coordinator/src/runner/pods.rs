@@ -216,9 +216,36 @@ fn gang_is_bound(pod: &PodSpec, (objects, started, reading): Known<'_>) -> bool 
         // The plan went with the PodGroup: that there is none shows nothing.
         return false;
     }
+    let is_of_another =
+        |group: &Object| !pod.group_uid.is_empty() && *pod.group_uid != *group.metadata.uid.as_str();
+    if objects
+        .get(&group)
+        .is_some_and(|group| is_of_another(group) && !is_whole(pod, group, objects, reading))
+    {
+        // Its plan went with an earlier PodGroup of this name.
+        return false;
+    }
     let key = ObjectKey::new(Kind::GangPlan, &pod.gang.namespace, &pod.gang.name);
     let plan = objects.get(&key).map(|object| convert::plan_of_object(object));
     !matches!(plan, Some(Ok(plan)) if plan.pods.iter().any(|planned| planned.pod == pod.uid))
+}
+
+/// True where the pods of a gang that were bound for an earlier PodGroup may start for the present one: others were bound
+/// for this one, and nothing is planned any more, or as many are bound as must be.
+fn is_whole(pod: &PodSpec, group: &Object, objects: &Objects, reading: &Reading) -> bool {
+    let pods = objects.values().filter(|object| object.kind == Kind::Pod && node_name(object).is_some());
+    let pods = pods.filter_map(|object| convert::pod_of_object(reading, object));
+    let live =
+        pods.filter(|other| other.gang == pod.gang && !other.deleting && other.phase != PodPhase::Failed);
+    let minimum = group.spec.get("minMember").and_then(|minimum| minimum.as_u64()).unwrap_or(1);
+    let mut bound = 0;
+    for other in live {
+        bound += 1;
+        if bound >= minimum || *other.group_uid == *group.metadata.uid.as_str() {
+            return true;
+        }
+    }
+    false
 }
 
 /// Gangs of which a pod was let start before: each was whole then.
@@ -432,6 +459,21 @@ mod tests {
         failed.status = pod_status(&json!({}), PodPhase::Running, NOW);
         failed.status = pod_status(&failed.status, PodPhase::Failed, Time(NOW.0 + 1_000));
         assert_eq!(after([], &objects([bound("a", None, "Pending"), failed])), ["a Running"]);
+        // They were bound for an earlier PodGroup, half of them, and it was made anew.
+        let mut anew = group();
+        anew.metadata.uid = "uid-g-2".to_owned();
+        anew.spec = json!({ "minMember": 2 });
+        let bound_for = |name: &str, uid: &str| {
+            let mut pod = bound(name, None, "Pending");
+            pod.metadata.annotations.insert("phalanx.dev/pod-group-uid".to_owned(), uid.to_owned());
+            pod
+        };
+        let old = bound_for("a", "uid-g");
+        assert!(after([], &objects([old.clone(), anew.clone()])).is_empty());
+        let next = bound_for("b", "uid-g-2");
+        assert_eq!(after([], &objects([old.clone(), next, anew.clone()])), ["a Running", "b Running"]);
+        let both = [old, bound_for("b", "uid-g"), anew];
+        assert_eq!(after([], &objects(both)), ["a Running", "b Running"], "as many as must be");
         let mut waiting = bound("c", None, "Pending");
         waiting.spec.as_object_mut().unwrap().remove("nodeName");
         assert!(after([], &objects([waiting])).is_empty());
