@@ -15,7 +15,7 @@ use phalanx_core::event::{Event, NodeSpec, Outcome};
 
 use crate::api::store::{node_name, phase};
 use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
-use crate::manifest::group::{read_node, read_pod_group, read_priority, read_queue};
+use crate::manifest::group::{read_node, read_pod_group, read_queue, read_stored_priority};
 use crate::manifest::names::{
     EXACTNESS, GPU_UUIDS, GROUP_NAME, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM,
     parse_run_for, parse_switch, shared_text,
@@ -77,7 +77,7 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
             })
         }),
         Kind::PriorityClass => read_whole(object, |spec, sink| {
-            let priority = read_priority(spec, sink);
+            let priority = read_stored_priority(spec, sink);
             Event::PriorityClassApplied(PriorityClassSpec {
                 name: Arc::from(object.metadata.name.as_str()),
                 value: priority.value,

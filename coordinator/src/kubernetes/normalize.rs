@@ -82,7 +82,13 @@ pub fn object(kind: Kind, json: Value, trim: &Trim) -> Result<Object, Malformed>
             object.spec = spec;
             object.status = picked(
                 &status,
-                &["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods", "observedGeneration"],
+                &[
+                    "disruptionsAllowed",
+                    "currentHealthy",
+                    "desiredHealthy",
+                    "expectedPods",
+                    "observedGeneration",
+                ],
             );
         }
         Kind::Queue | Kind::PodGroup | Kind::Job | Kind::GangPlan => {
@@ -126,8 +132,12 @@ pub fn to_json(object: &Object) -> Value {
             metadata.insert(name.to_owned(), json!(texts));
         }
     }
-    let owner = from.owner.as_ref().map(|owner| reference(owner.kind.api_version(), owner.kind.as_str(), &owner.name, &owner.uid));
-    let controller = from.controller.as_ref().map(|by| reference(&by.api_version, &by.kind, &by.name, &by.uid));
+    let owner = from
+        .owner
+        .as_ref()
+        .map(|owner| reference(owner.kind.api_version(), owner.kind.as_str(), &owner.name, &owner.uid));
+    let controller =
+        from.controller.as_ref().map(|by| reference(&by.api_version, &by.kind, &by.name, &by.uid));
     if let Some(owner) = owner.or(controller) {
         metadata.insert("ownerReferences".to_owned(), json!([owner]));
     }
@@ -202,7 +212,10 @@ fn keep_annotations(kind: Kind, annotations: &mut BTreeMap<String, String>) {
 /// Annotations of these groups have a meaning here.
 fn is_read(name: &str) -> bool {
     let group = name.split_once('/').map_or("", |(group, _)| group);
-    group == "phalanx.dev" || group == "scheduling.k8s.io" || group == "volcano.sh" || group.ends_with(".volcano.sh")
+    group == "phalanx.dev"
+        || group == "scheduling.k8s.io"
+        || group == "volcano.sh"
+        || group.ends_with(".volcano.sh")
 }
 
 /// The object that is being read, for what is said of it.
@@ -285,12 +298,18 @@ impl Reading {
         let entries = match from {
             None | Some(Value::Null) => return Ok(BTreeMap::new()),
             Some(Value::Object(entries)) => entries,
-            Some(other) => return Err(self.wrong(&format!("metadata.{field}"), format!("must be an object, found {other}"))),
+            Some(other) => {
+                return Err(
+                    self.wrong(&format!("metadata.{field}"), format!("must be an object, found {other}"))
+                );
+            }
         };
-        let text = |(name, value): (String, Value)| match value {
-            Value::String(text) => Ok((name, text)),
-            other => Err(self.wrong(&format!("metadata.{field}[{name}]"), format!("must be a text, found {other}"))),
-        };
+        let text =
+            |(name, value): (String, Value)| match value {
+                Value::String(text) => Ok((name, text)),
+                other => Err(self
+                    .wrong(&format!("metadata.{field}[{name}]"), format!("must be a text, found {other}"))),
+            };
         entries.into_iter().map(text).collect()
     }
 }
@@ -300,9 +319,8 @@ fn owners(references: Option<&Value>) -> (Option<Owner>, Option<ControllerRef>) 
     let references = references.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let text = |reference: &Value, name: &str| reference[name].as_str().unwrap_or_default().to_owned();
     let served = |reference: &Value| {
-        let is_kind = |kind: &Kind| {
-            reference["kind"] == kind.as_str() && reference["apiVersion"] == kind.api_version()
-        };
+        let is_kind =
+            |kind: &Kind| reference["kind"] == kind.as_str() && reference["apiVersion"] == kind.api_version();
         let kind = Kind::ALL.into_iter().find(is_kind)?;
         Some(Owner { kind, name: text(reference, "name"), uid: text(reference, "uid") })
     };

@@ -174,9 +174,8 @@ mod tests {
     #[test]
     fn specs_that_differ_in_their_node_only_are_kept_once_and_forgotten_with_the_last_user() {
         let mut texts = Texts::default();
-        let pods: Vec<Packed> = (0..10)
-            .map(|at| Packed::pack(pod("a", &format!("n{at}")), &mut texts).unwrap())
-            .collect();
+        let pods: Vec<Packed> =
+            (0..10).map(|at| Packed::pack(pod("a", &format!("n{at}")), &mut texts).unwrap()).collect();
         assert_eq!(texts.size().0, 1);
         drop(pods);
         for at in 0..=SWEEP_FROM {

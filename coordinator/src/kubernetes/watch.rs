@@ -298,7 +298,9 @@ impl Follower {
 fn advance(revision: &mut String, version: &str) -> Option<End> {
     let number = |text: &str| text.parse::<u64>().unwrap_or(0);
     if number(version) < number(revision) {
-        return Some(End::ListAgain(format!("version {version} after {revision}: the API server has gone back")));
+        return Some(End::ListAgain(format!(
+            "version {version} after {revision}: the API server has gone back"
+        )));
     }
     version.clone_into(revision);
     None

@@ -16,7 +16,10 @@ fn object(kind: Kind, name: &str, uid: &str, version: u64) -> Object {
 fn texts(mirror: &Mirror, after: u64) -> Vec<String> {
     let text = |change: &Change| match &change.body {
         ChangeBody::Applied(object) => {
-            format!("{} +{} {}", change.resource_version, object.metadata.name, object.metadata.resource_version)
+            format!(
+                "{} +{} {}",
+                change.resource_version, object.metadata.name, object.metadata.resource_version
+            )
         }
         ChangeBody::Deleted { key, uid } => format!("{} -{} {uid}", change.resource_version, key.name),
     };

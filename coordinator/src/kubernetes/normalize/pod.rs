@@ -88,7 +88,8 @@ fn container(from: Value) -> Value {
 
 /// A volume that says where the pod may go, without its details.
 fn placed_volume(from: &Value) -> Option<Value> {
-    let source = PLACED_VOLUMES.into_iter().find(|source| from.get(*source).is_some_and(|at| !at.is_null()))?;
+    let source =
+        PLACED_VOLUMES.into_iter().find(|source| from.get(*source).is_some_and(|at| !at.is_null()))?;
     let claim = picked(&from[source], &["claimName"]);
     Some(json!({ "name": from["name"], source: claim }))
 }

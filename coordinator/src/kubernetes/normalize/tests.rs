@@ -122,7 +122,10 @@ fn of_pods_of_others_only_what_they_use_is_kept() {
     assert_eq!(pod.spec.get("nodeSelector"), None);
     assert_eq!(pod.spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], "8");
     assert_eq!(pod.spec["containers"][0]["ports"][0]["hostPort"], 81);
-    assert_eq!((&pod.spec["nodeName"], &pod.spec["schedulerName"]), (&json!("n1"), &json!("default-scheduler")));
+    assert_eq!(
+        (&pod.spec["nodeName"], &pod.spec["schedulerName"]),
+        (&json!("n1"), &json!("default-scheduler"))
+    );
     assert_eq!(pod.status, json!({ "phase": "Failed" }));
     // A pod that names no scheduler is nobody's of ours.
     let mut nobodys = full_pod("");
@@ -167,7 +170,8 @@ fn a_nodes_facts_stand_in_its_spec() {
     assert_eq!(read(json!([])).spec, wanted);
     for (status, ready) in [("True", true), ("False", false), ("Unknown", false)] {
         wanted["ready"] = json!(ready);
-        let conditions = json!([{ "type": "DiskPressure", "status": "True" }, { "type": "Ready", "status": status }]);
+        let conditions =
+            json!([{ "type": "DiskPressure", "status": "True" }, { "type": "Ready", "status": status }]);
         let node = read(conditions);
         assert_eq!((&node.spec, &node.status), (&wanted, &Value::Null));
         assert_eq!(node.metadata.annotations.len(), 4);
@@ -197,9 +201,7 @@ fn objects_without_a_spec_keep_their_fields_in_one() {
 
 #[test]
 fn owners_are_told_by_their_kind() {
-    let reference = |version: &str, kind: &str, controller: bool| {
-        json!({ "apiVersion": version, "kind": kind, "name": "o", "uid": "u", "controller": controller })
-    };
+    let reference = |version: &str, kind: &str, controller: bool| json!({ "apiVersion": version, "kind": kind, "name": "o", "uid": "u", "controller": controller });
     let read = |references: Value| {
         let mut pod = full_pod("phalanx");
         pod["metadata"]["ownerReferences"] = references;
@@ -222,9 +224,21 @@ fn metadata_that_cannot_be_read_names_object_field_and_value() {
     let cases = [
         ("/metadata/name", json!(null), "PodGroup space/: metadata.name: must be a text that is not empty"),
         ("/metadata/uid", json!(7), "PodGroup space/g: metadata.uid: must be a text that is not empty"),
-        ("/metadata/namespace", json!(""), "PodGroup g: metadata.namespace: must be a text that is not empty"),
-        ("/metadata/resourceVersion", json!("a1"), "PodGroup space/g: metadata.resourceVersion: must be a number, found \"a1\""),
-        ("/metadata/creationTimestamp", json!("noon"), "PodGroup space/g: metadata.creationTimestamp: must be a time of RFC 3339, found \"noon\""),
+        (
+            "/metadata/namespace",
+            json!(""),
+            "PodGroup g: metadata.namespace: must be a text that is not empty",
+        ),
+        (
+            "/metadata/resourceVersion",
+            json!("a1"),
+            "PodGroup space/g: metadata.resourceVersion: must be a number, found \"a1\"",
+        ),
+        (
+            "/metadata/creationTimestamp",
+            json!("noon"),
+            "PodGroup space/g: metadata.creationTimestamp: must be a time of RFC 3339, found \"noon\"",
+        ),
         ("/metadata/labels", json!([1]), "PodGroup space/g: metadata.labels: must be an object, found [1]"),
         ("/metadata/labels/app", json!(1), "PodGroup space/g: metadata.labels[app]: must be a text, found 1"),
         ("/metadata", json!("x"), "PodGroup : metadata: must be an object"),
