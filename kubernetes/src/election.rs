@@ -161,6 +161,8 @@ struct State {
     /// Highest counter ever seen: a Lease that was deleted or set back does not make it smaller.
     highest: u64,
     seen: Option<Seen>,
+    /// Since when there is no Lease.
+    missing: Option<Instant>,
 }
 
 /// What another's Lease said, and when it was first seen to say so.
@@ -169,6 +171,15 @@ struct Seen {
     uid: Option<String>,
     spec: LeaseSpec,
     at: Instant,
+}
+
+impl Seen {
+    /// True where its holder must have given up by now.
+    fn is_over(&self, own: Duration) -> bool {
+        let told = self.spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let told = told.map(Duration::from_secs).filter(|told| *told <= LONGEST_DURATION);
+        self.at.elapsed() > told.unwrap_or(own).max(own)
+    }
 }
 
 impl Leadership {
@@ -316,11 +327,12 @@ impl Leadership {
             let now = stored.as_ref().and_then(holder_of);
             std::mem::replace(holder, now.clone()) != now
         });
-        if let Some(lease) = &stored {
-            state.highest = state.highest.max(counter_of(lease));
-            if !shared.is_free(&mut state, lease) {
-                return Ok(None);
-            }
+        let is_free = match &stored {
+            Some(lease) => shared.is_free(&mut state, lease),
+            None => shared.is_free_without(&mut state),
+        };
+        if !is_free {
+            return Ok(None);
         }
         let counter = shared.above(state.highest)?;
         let sent = Instant::now();
@@ -344,24 +356,35 @@ impl Leadership {
 impl Shared {
     /// True where the Lease may be taken. Remembers since when it has said what it says.
     fn is_free(&self, state: &mut State, lease: &Lease) -> bool {
+        state.highest = state.highest.max(counter_of(lease));
+        state.missing = None;
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
         // Our own: an answer that did not come in time was a yes.
-        if holder.is_empty() || holder == self.candidate.holder() {
+        if holder == self.candidate.holder() {
             return true;
         }
         let uid = lease.metadata.uid.clone();
-        let own = self.candidate.times.lease_duration;
-        let told = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let duration =
-            told.map(Duration::from_secs).filter(|told| *told <= LONGEST_DURATION).unwrap_or(own).max(own);
         match &state.seen {
-            Some(seen) if seen.uid == uid && seen.spec == spec => seen.at.elapsed() > duration,
+            Some(seen) if seen.uid == uid && seen.spec == spec => {
+                seen.is_over(self.candidate.times.lease_duration)
+            }
+            // Given back. Another object in the place of one that is held says nothing of that one's holder.
+            seen if holder.is_empty() && seen.as_ref().is_none_or(|seen| seen.uid == uid) => true,
             _ => {
                 state.seen = Some(Seen { uid, spec, at: Instant::now() });
                 false
             }
         }
+    }
+
+    /// True where there is no Lease and nobody can hold it: a holder whose Lease was deleted makes it anew when it
+    /// renews.
+    fn is_free_without(&self, state: &mut State) -> bool {
+        let missing = state.missing.get_or_insert_with(Instant::now).elapsed();
+        let times = &self.candidate.times;
+        let is_over = state.seen.as_ref().is_none_or(|seen| seen.is_over(times.lease_duration));
+        is_over && missing > times.retry_period
     }
 
     /// Writes our Lease with this counter. Who wrote in between is looked at: people may annotate it, delete it or put an
