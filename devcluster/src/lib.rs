@@ -2,11 +2,15 @@
 //!
 //! [`Servers`] are etcd, kube-apiserver and what else is asked for, on free loopback ports, with their data in a folder
 //! of their own. They end with the value or with this process, whatever ends it.
+//!
+//! With the feature `hollow`, [`hollow`] has nodes without machines: real agents, and a stand-in for the kubelets.
 
 mod audit;
 mod crds;
 mod error;
 mod folder;
+#[cfg(feature = "hollow")]
+pub mod hollow;
 mod kubeconfig;
 mod kubectl;
 mod options;

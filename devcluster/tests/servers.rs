@@ -162,6 +162,15 @@ async fn a_server_that_does_not_come_up_is_an_error_with_the_end_of_its_log() {
     assert!(error.contains("kube-apiserver") && error.contains("no-such-flag"), "{error}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_projects_own_kinds_are_served() {
+    let servers = Servers::start(Options::default()).await.unwrap();
+    servers.apply_crds().await.unwrap();
+    for kind in ["pg", "queue", "vcjob", "gangplans.phalanx.dev", "queuepolicies.phalanx.dev"] {
+        servers.kubectl(&["get", kind, "-A"]).await.unwrap();
+    }
+}
+
 /// Run by the next test in a process of its own, which it kills.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "only as the process that the next test kills"]

@@ -1,0 +1,188 @@
+//! How hollow agents show who they are: in Kubernetes by a token of their pod, as the kubelet would give it to them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ServiceAccount};
+use kube::api::{Api, PostParams};
+use kube::core::NamespaceResourceScope;
+use kube::{Client, Resource, ResourceExt};
+use phalanx_agent::credentials::Credentials;
+use phalanx_common::ids::NodeName;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::{CredentialsOf, HollowError, HollowOptions};
+use crate::tokens::{TokenOptions, token};
+
+/// Namespace of Phalanx.
+pub const NAMESPACE: &str = "phalanx-system";
+/// Name of the agents' DaemonSet and ServiceAccount.
+pub const AGENT_NAME: &str = "phalanx-agent";
+
+const AUDIENCE: &str = "phalanx";
+const AUTHORITY: &str = "phalanx-ca";
+const AUTHORITY_KEY: &str = "ca.crt";
+/// Longer than any test: tokens are not renewed.
+const TOKEN_LIFE_S: i64 = 7 * 24 * 3600;
+/// How often it is looked whether the cluster has another authority.
+const AUTHORITY_LOOK: Duration = Duration::from_secs(2);
+
+/// How agents show who they are.
+#[derive(Clone)]
+pub enum Identity {
+    /// By a token of their pod. Pods as the DaemonSet's controller would make them are made here, and what they need
+    /// where it is not there: namespace, ServiceAccount, DaemonSet.
+    Tokens,
+    /// By what this gives for their node.
+    Given(CredentialsOf),
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Tokens => "Tokens",
+            Self::Given(_) => "Given(..)",
+        })
+    }
+}
+
+/// Copies the ConfigMap of the authority into the file that agents read, as a kubelet does.
+#[derive(Debug)]
+pub(crate) struct AuthorityTask(JoinHandle<()>);
+
+impl Drop for AuthorityTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn authority_file(ledgers: &Path) -> PathBuf {
+    ledgers.join("ca.crt")
+}
+
+/// Makes what all agents need.
+pub(crate) async fn prepare(
+    client: &Client,
+    identity: &Identity,
+    ledgers: &Path,
+) -> Result<Option<AuthorityTask>, HollowError> {
+    std::fs::create_dir_all(ledgers).map_err(file(ledgers))?;
+    if matches!(identity, Identity::Given(_)) {
+        return Ok(None);
+    }
+    make::<Namespace>(Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}})).await?;
+    let account = json!({"metadata": {"name": AGENT_NAME}});
+    make_in::<ServiceAccount>(client, account).await?;
+    let labels = json!({"app.kubernetes.io/name": AGENT_NAME});
+    let template = json!({
+        "metadata": {"labels": labels},
+        "spec": {"serviceAccountName": AGENT_NAME, "containers": [{"name": "agent", "image": "hollow"}]},
+    });
+    let set = json!({
+        "metadata": {"name": AGENT_NAME},
+        "spec": {"selector": {"matchLabels": labels}, "template": template},
+    });
+    make_in::<DaemonSet>(client, set).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
+    let path = authority_file(ledgers);
+    Ok(Some(AuthorityTask(tokio::spawn(copy_authority(maps, path)))))
+}
+
+async fn copy_authority(maps: Api<ConfigMap>, path: PathBuf) {
+    let mut written = None;
+    loop {
+        // Without it, or without an API server, agents go on with what they have.
+        if let Ok(Some(map)) = maps.get_opt(AUTHORITY).await {
+            let text = map.data.and_then(|mut data| data.remove(AUTHORITY_KEY));
+            if text.is_some() && text != written {
+                let unfinished = path.with_extension("unfinished");
+                let text = text.unwrap_or_default();
+                let done =
+                    std::fs::write(&unfinished, &text).and_then(|()| std::fs::rename(&unfinished, &path));
+                match done {
+                    Ok(()) => written = Some(text),
+                    Err(error) => tracing::warn!("{}: {error}", path.display()),
+                }
+            }
+        }
+        tokio::time::sleep(AUTHORITY_LOOK).await;
+    }
+}
+
+/// What one agent shows.
+pub(crate) async fn credentials(
+    client: &Client,
+    options: &HollowOptions,
+    node: &NodeName,
+    folder: &Path,
+) -> Result<Credentials, HollowError> {
+    if let Identity::Given(give) = &options.identity {
+        return Ok(give(node));
+    }
+    let sets: Api<DaemonSet> = Api::namespaced(client.clone(), NAMESPACE);
+    let set = sets.get(AGENT_NAME).await.map_err(HollowError::api("DaemonSet phalanx-agent"))?;
+    let name = format!("{AGENT_NAME}-{node}");
+    let pod = json!({
+        "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/name": AGENT_NAME},
+            "ownerReferences": [{
+                "apiVersion": "apps/v1", "kind": "DaemonSet", "name": AGENT_NAME, "uid": set.uid(),
+                "controller": true, "blockOwnerDeletion": true,
+            }],
+        },
+        "spec": {
+            "nodeName": node.as_str(),
+            "serviceAccountName": AGENT_NAME,
+            "hostNetwork": true,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "agent", "image": "hollow"}],
+        },
+    });
+    make_in::<Pod>(client, pod).await?;
+    let wanted = TokenOptions {
+        audience: AUDIENCE.to_owned(),
+        pod: Some(name.clone()),
+        expires_in_s: Some(TOKEN_LIFE_S),
+    };
+    let text = token(client, NAMESPACE, AGENT_NAME, &wanted).await.map_err(|error| HollowError::File {
+        path: folder.join("token"),
+        source: std::io::Error::other(error.to_string()),
+    })?;
+    std::fs::create_dir_all(folder).map_err(file(folder))?;
+    let token_file = folder.join("token");
+    std::fs::write(&token_file, text).map_err(file(&token_file))?;
+    Ok(Credentials::Token { token_file, authority_file: authority_file(&options.ledgers) })
+}
+
+async fn make_in<K>(client: &Client, object: Value) -> Result<(), HollowError>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    make::<K>(Api::namespaced(client.clone(), NAMESPACE), object).await
+}
+
+/// Creates it where it is not there.
+async fn make<K>(api: Api<K>, object: Value) -> Result<(), HollowError>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let what = format!("{} {}", K::kind(&()), object["metadata"]["name"].as_str().unwrap_or_default());
+    let parsed: K = serde_json::from_value(object)
+        .map_err(|error| HollowError::api(what.clone())(kube::Error::SerdeError(error)))?;
+    match api.create(&PostParams::default(), &parsed).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => Err(HollowError::api(what)(error)),
+    }
+}
+
+fn file(path: &Path) -> impl FnOnce(std::io::Error) -> HollowError {
+    let path = path.to_owned();
+    move |source| HollowError::File { path, source }
+}
