@@ -23,6 +23,7 @@ use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions
 use crate::clock::Clock;
 use crate::convert::status::{pod_group_status, queue_status};
 use crate::convert::{self, Reading, outcome_of, plan};
+use crate::kubernetes::events::Evicted;
 use crate::metrics::{Metrics, command_name, outcome_name};
 
 /// Actions between the loop and the workers.
@@ -45,12 +46,20 @@ pub struct Limits {
     pub time_out: Duration,
     /// When the next Binding may go.
     pub bindings: Pace,
+    /// Told of pods that were evicted; what finds no room there is not told.
+    pub evictions: Option<mpsc::Sender<Evicted>>,
 }
 
 impl Default for Limits {
     /// For the embedded store: enough that one slow write does not hold up the others.
     fn default() -> Self {
-        Self { pods: 8, groups: 4, time_out: Duration::from_secs(10), bindings: Pace::default() }
+        Self {
+            pods: 8,
+            groups: 4,
+            time_out: Duration::from_secs(10),
+            bindings: Pace::default(),
+            evictions: None,
+        }
     }
 }
 
@@ -59,7 +68,7 @@ impl Limits {
     /// when the next one may begin.
     #[must_use]
     pub fn kubernetes(time_out: Duration, bindings: Pace) -> Self {
-        Self { pods: 32, groups: 8, time_out, bindings }
+        Self { pods: 32, groups: 8, time_out, bindings, evictions: None }
     }
 
     /// The worker behind all others is the term's.
@@ -235,7 +244,11 @@ impl<A: Api> Worker<A> {
             Command::Evict { pod, name, cause } => {
                 tracing::info!(pod = %name, %cause, "the pod is evicted");
                 let key = pod_key(&name);
-                self.mutate(Mutation::Evict { key, preconditions: Preconditions::uid(pod.as_str()) }).await
+                self.mutate(Mutation::Evict { key, preconditions: Preconditions::uid(pod.as_str()) }).await?;
+                if let Some(evictions) = &self.limits.evictions {
+                    let _ = evictions.try_send(Evicted { pod, name, cause: cause.to_string() });
+                }
+                Ok(())
             }
             Command::SetGangStatus { gang, uid, status } => {
                 let key = ObjectKey::new(Kind::PodGroup, &gang.namespace, &gang.name);
@@ -315,7 +328,8 @@ impl<A: Api> Worker<A> {
                 None => return Err(ApiError::NotFound(key.to_string())),
                 Some((_, before)) if is_meant(&before) => return Ok(()),
                 Some((_, before)) => {
-                    let text = format!("{key} has UID {} and is not the one that is meant", before.metadata.uid);
+                    let text =
+                        format!("{key} has UID {} and is not the one that is meant", before.metadata.uid);
                     return Err(ApiError::OtherUid(text));
                 }
             }

@@ -18,12 +18,14 @@ use crate::api::{Api, ApiError, Change, Kind, Mutation, Object, ObjectKey};
 use crate::convert::Reading;
 
 pub mod admin_endpoint;
+pub mod events;
 mod fresh;
 mod lean;
 pub mod mirror;
 pub mod normalize;
 pub mod owners;
 mod packed;
+pub mod report;
 pub mod run;
 pub mod service;
 pub mod volcano;

@@ -14,7 +14,7 @@ use http::{Method, Request};
 use kube::Client;
 use kube::client::Body;
 use phalanx_kubernetes::client::MayWrite;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use self::answer::Refusal;
@@ -150,27 +150,33 @@ impl Writes {
                 self.sent(&Call::new(&key, Method::POST, path, JSON, &eviction)).await?;
                 Ok(stub(&key, preconditions))
             }
-            Mutation::Finalize { uid } => {
-                Err(ApiError::Invalid(format!("Pod of UID {uid}: kubelet says when it has ended, not Phalanx")))
-            }
+            Mutation::Finalize { uid } => Err(ApiError::Invalid(format!(
+                "Pod of UID {uid}: kubelet says when it has ended, not Phalanx"
+            ))),
         }
     }
 
-    /// Sets one condition of a pod of this UID; its other conditions stay.
+    /// Sets one condition of a pod; its other conditions stay.
     ///
     /// # Errors
     /// As `mutate`.
-    pub async fn set_pod_condition(&self, key: &ObjectKey, uid: &str, condition: &Value) -> Result<(), ApiError> {
-        let patch = json!({ "metadata": { "uid": uid }, "status": { "conditions": [condition] } });
+    pub async fn set_pod_condition(
+        &self,
+        key: &ObjectKey,
+        preconditions: &Preconditions,
+        condition: &Value,
+    ) -> Result<(), ApiError> {
+        let patch = body::condition(preconditions, condition);
         let path = object_path(key, "/status");
         self.sent(&Call::new(key, Method::PATCH, path, STRATEGIC_PATCH, &patch)).await.map(drop)
     }
 
-    /// Stores an event (`events.k8s.io/v1`) about an object, in this namespace.
+    /// Stores an event (`events.k8s.io/v1`) about an object, in the namespace that it names.
     ///
     /// # Errors
     /// As `mutate`.
-    pub async fn create_event(&self, about: &ObjectKey, namespace: &str, event: &Value) -> Result<(), ApiError> {
+    pub async fn create_event(&self, about: &ObjectKey, event: &Value) -> Result<(), ApiError> {
+        let namespace = event["metadata"]["namespace"].as_str().unwrap_or("default");
         let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
         self.sent(&Call::new(about, Method::POST, path, JSON, event)).await.map(drop)
     }
@@ -178,7 +184,8 @@ impl Writes {
     async fn create(&self, object: &Object) -> Result<Arc<Object>, ApiError> {
         let key = object.key();
         let manifest = normalize::to_json(object);
-        let answer = self.sent(&Call::new(&key, Method::POST, collection_path(&key), JSON, &manifest)).await?;
+        let answer =
+            self.sent(&Call::new(&key, Method::POST, collection_path(&key), JSON, &manifest)).await?;
         self.object(&key, answer)
     }
 
@@ -232,7 +239,10 @@ impl Writes {
         let deadline = Instant::now() + self.time_out;
         loop {
             if call.method != Method::GET && !(self.may_write)() {
-                return Err(ApiError::Storage(format!("{}: not written: this replica does not lead", call.key)));
+                return Err(ApiError::Storage(format!(
+                    "{}: not written: this replica does not lead",
+                    call.key
+                )));
             }
             let answer = match tokio::time::timeout_at(deadline, self.once(call)).await {
                 Ok(answer) => answer?,
@@ -293,10 +303,12 @@ struct LogBudget {
 
 impl LogBudget {
     fn say(&self, call: &Call<'_>, text: &str) {
-        let now = u64::try_from(self.began.get_or_init(Instant::now).elapsed().as_millis()).unwrap_or(u64::MAX);
+        let now =
+            u64::try_from(self.began.get_or_init(Instant::now).elapsed().as_millis()).unwrap_or(u64::MAX);
         let next = self.next_ms.load(Ordering::Relaxed);
         let (method, path) = (&call.method, &call.path);
-        let is_first = self.next_ms.compare_exchange(next, now + LOG_EVERY_MS, Ordering::Relaxed, Ordering::Relaxed);
+        let is_first =
+            self.next_ms.compare_exchange(next, now + LOG_EVERY_MS, Ordering::Relaxed, Ordering::Relaxed);
         if now < next || is_first.is_err() {
             self.left_out.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(%method, path, "no clear answer of the API server: {text}");

@@ -84,7 +84,9 @@ impl Refusal {
     /// True where the stored object has another UID than the request names. A patch says so by a field that cannot
     /// change, everything else by a precondition.
     fn is_other_uid(&self) -> bool {
-        self.status.message.contains("UID in precondition")
+        let message = &self.status.message;
+        message.contains("UID in precondition")
+            || message.contains("the UID in the precondition")
             || (self.code == StatusCode::UNPROCESSABLE_ENTITY
                 && self.causes().any(|cause| cause.field == "metadata.uid"))
     }
@@ -152,8 +154,15 @@ mod tests {
         assert_eq!(error(404, "NotFound", "x"), ApiError::NotFound("Pod default/a".to_owned()));
         assert!(matches!(error(409, "AlreadyExists", "x"), ApiError::AlreadyExists(_)));
         assert!(matches!(error(409, "Conflict", "the object has been modified"), ApiError::Conflict(_)));
-        let other = "Precondition failed: UID in precondition: 1, UID in object meta: 2";
-        assert!(matches!(error(409, "Conflict", other), ApiError::OtherUid(_)));
+        for other in [
+            "Precondition failed: UID in precondition: 1, UID in object meta: 2",
+            "the UID in the precondition (1) does not match the UID in record (2)",
+        ] {
+            assert!(matches!(error(409, "Conflict", other), ApiError::OtherUid(_)));
+        }
+        let stale =
+            "the ResourceVersion in the precondition (1) does not match the ResourceVersion in record (2)";
+        assert!(matches!(error(409, "Conflict", stale), ApiError::Conflict(_)));
         for code in [400, 403, 405, 413, 415, 422] {
             assert_eq!(
                 error(code, "Forbidden", "no"),
@@ -168,7 +177,8 @@ mod tests {
 
     #[test]
     fn a_kind_that_is_not_served_is_no_object_that_is_gone() {
-        let body = json!({ "kind": "Status", "reason": "NotFound", "message": "the server could not find it" });
+        let body =
+            json!({ "kind": "Status", "reason": "NotFound", "message": "the server could not find it" });
         assert!(matches!(refusal(404, body).error(&key()), ApiError::Invalid(_)));
         assert!(matches!(refusal(404, json!("404 page not found")).error(&key()), ApiError::Invalid(_)));
     }

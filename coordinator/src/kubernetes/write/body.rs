@@ -79,6 +79,11 @@ pub(super) fn annotations(
     json!({ "metadata": metadata })
 }
 
+/// The patch that sets one condition.
+pub(super) fn condition(preconditions: &Preconditions, condition: &Value) -> Value {
+    json!({ "metadata": precondition(preconditions), "status": { "conditions": [condition] } })
+}
+
 /// Preconditions as a patch or Binding carries them.
 fn precondition(preconditions: &Preconditions) -> Map<String, Value> {
     let mut metadata = Map::new();
@@ -116,8 +121,7 @@ pub(super) fn binding(
     annotations: &BTreeMap<String, String>,
     present: &BTreeMap<String, String>,
 ) -> Result<Value, ApiError> {
-    if let Some((name, problem)) =
-        annotations.keys().find_map(|name| Some((name, annotation_problem(name)?)))
+    if let Some((name, problem)) = annotations.keys().find_map(|name| Some((name, annotation_problem(name)?)))
     {
         return Err(ApiError::Invalid(format!("{key}: annotation {name:?} of its Binding: {problem}")));
     }
@@ -168,7 +172,8 @@ mod tests {
         let mut stored = Object::new(Kind::Queue, "", "q");
         stored.metadata.uid = "u".to_owned();
         stored.metadata.resource_version = 7;
-        stored.status = json!({ "state": "Open", "allocated": { "cpu": "1", "nvidia.com/gpu": "8" }, "theirs": 1 });
+        stored.status =
+            json!({ "state": "Open", "allocated": { "cpu": "1", "nvidia.com/gpu": "8" }, "theirs": 1 });
         let wanted = json!({ "state": "Open", "allocated": { "cpu": "1" }, "running": 0 });
         let patch = json!({
             "metadata": { "uid": "u", "resourceVersion": "7" },
@@ -210,7 +215,10 @@ mod tests {
         assert_eq!(good["target"]["name"], "n1");
         for name in ["", "/x", "a b", "a/b/c", "UPPER.dev/x", "x.dev/"] {
             let Err(ApiError::Invalid(text)) = made(name, "v", 0) else { panic!("{name:?}") };
-            assert!(text.starts_with(&format!("Pod default/a: annotation {name:?} of its Binding: ")), "{text}");
+            assert!(
+                text.starts_with(&format!("Pod default/a: annotation {name:?} of its Binding: ")),
+                "{text}"
+            );
         }
         assert!(made("a", &"v".repeat(MOST_ANNOTATIONS_BYTES - 7), 0).is_ok());
         assert!(made("a", &"v".repeat(MOST_ANNOTATIONS_BYTES - 6), 0).is_err());

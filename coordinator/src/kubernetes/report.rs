@@ -1,0 +1,145 @@
+//! What users and node autoscalers are told of pods that wait, and of gangs: pod conditions and events.
+//!
+//! Written when the cause changes, and after it has stood for a moment: a gang whose pods are just being made is not
+//! written about, and no Binding meets a pod that was changed under it. The texts are the PodGroup's own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream;
+use phalanx_common::units::{Millis, Time};
+use phalanx_kubernetes::client::Pace;
+use tokio::sync::mpsc;
+
+use self::table::{Condition, Report, Table};
+use super::KubernetesApi;
+use super::events::{Evicted, Happening};
+use crate::api::{Api, ApiError, Change, ChangeBody, Object};
+use crate::clock::Clock;
+use crate::convert::outcome_of;
+use crate::metrics::{Metrics, outcome_name};
+use crate::watch::Watcher;
+
+pub mod table;
+
+/// Writes at once: few, because Bindings go first.
+const WRITES_AT_ONCE: usize = 4;
+/// Writes a second.
+const WRITES_PER_SECOND: u32 = 50;
+/// Reports between two looks at what has changed.
+const BATCH_REPORTS: usize = 50;
+/// Wait after a write that was not done.
+const RETRY: Millis = Millis(30_000);
+/// Pause while writes of the core wait.
+const GIVE_WAY: Duration = Duration::from_millis(200);
+
+/// What the reports are made of.
+#[derive(Debug)]
+pub struct ReportParts {
+    /// The API.
+    pub api: KubernetesApi,
+    /// Its changes, from the listing on.
+    pub watcher: Watcher<KubernetesApi>,
+    /// The listing.
+    pub objects: Vec<Arc<Object>>,
+    /// The time.
+    pub clock: Clock,
+    /// Counts the writes; says whether others wait.
+    pub metrics: Arc<Metrics>,
+    /// Pods that the writer has evicted.
+    pub evictions: mpsc::Receiver<Evicted>,
+    /// Name of this process, for the events.
+    pub instance: String,
+}
+
+/// Runs until the API ends. Whoever stops leading drops it.
+pub async fn run(parts: ReportParts) {
+    let ReportParts { api, mut watcher, objects, clock, metrics, mut evictions, instance } = parts;
+    let mut table = Table::new(api.reading());
+    for object in &objects {
+        table.known(object, clock.now());
+    }
+    drop(objects);
+    let mut sender = Sender { api, clock, metrics, instance, pace: Pace::per_second(WRITES_PER_SECOND), number: 0 };
+    loop {
+        let now = clock.now();
+        let reports = if sender.must_give_way() { Vec::new() } else { table.due(now, BATCH_REPORTS) };
+        if !reports.is_empty() {
+            for report in sender.send_all(reports).await {
+                table.again(&report, clock.now() + RETRY);
+            }
+        }
+        let next = table.next().map(|time| clock.until(time).max(if sender.must_give_way() { GIVE_WAY } else { Duration::ZERO }));
+        tokio::select! {
+            changes = watcher.next() => match changes {
+                Some(changes) => changes.iter().for_each(|change| take(&mut table, change, clock.now())),
+                None => return,
+            },
+            Some(evicted) = evictions.recv() => table.happened(Happening::evicted(&evicted)),
+            () = tokio::time::sleep(next.unwrap_or_default()), if next.is_some() => {}
+        }
+    }
+}
+
+fn take(table: &mut Table, change: &Change, now: Time) {
+    match &change.body {
+        ChangeBody::Applied(object) => table.applied(object, now),
+        ChangeBody::Deleted { key, .. } => table.deleted(key),
+    }
+}
+
+struct Sender {
+    api: KubernetesApi,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    instance: String,
+    pace: Pace,
+    number: u64,
+}
+
+impl Sender {
+    /// True while Bindings, plans or statuses wait.
+    fn must_give_way(&self) -> bool {
+        self.metrics.backlog.get() > 0
+    }
+
+    /// Sends them, and gives those that were not done and are wanted still.
+    async fn send_all(&mut self, reports: Vec<Report>) -> Vec<Report> {
+        let first = self.number;
+        self.number += reports.len() as u64;
+        let this = &*self;
+        let sent = stream::iter(reports.into_iter().zip(first..)).map(|(report, number)| async move {
+            this.pace.turn().await;
+            let answer = this.send(&report, number).await;
+            let name = match report {
+                Report::Condition(_) => "SetPodCondition",
+                Report::Event(_) => "CreateEvent",
+            };
+            this.metrics.write(name, outcome_name(&outcome_of(&answer)));
+            match answer {
+                Ok(()) => None,
+                // A pod that has changed is looked at again when the change is heard.
+                Err(error) if error.is_overtaken() => None,
+                Err(error) => {
+                    tracing::debug!(%error, "a report was not written");
+                    Some(report)
+                }
+            }
+        });
+        sent.buffer_unordered(WRITES_AT_ONCE).filter_map(|report| async { report }).collect().await
+    }
+
+    async fn send(&self, report: &Report, number: u64) -> Result<(), ApiError> {
+        let now = self.clock.now();
+        match report {
+            Report::Condition(Condition { key, preconditions, condition, .. }) => {
+                self.api.writes().set_pod_condition(key, preconditions, &condition.json(now)).await
+            }
+            Report::Event(happening) => {
+                let event = happening.event(now, number, &self.instance);
+                self.api.writes().create_event(&happening.key, &event).await
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Which reports are due. Pure: objects go in, reports come out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use phalanx_common::units::{Millis, Time};
+use serde_json::{Value, json};
+
+use super::super::events::Happening;
+use crate::api::{Kind, Object, ObjectKey, Preconditions};
+use crate::api::store::node_name;
+use crate::convert::Reading;
+use crate::convert::status::format_time;
+use crate::manifest::names::GROUP_NAME;
+
+/// A cause is reported when it has stood for so long.
+const STANDS: Millis = Millis(2_000);
+/// A text whose cause is the same is written anew at most so often.
+const REFRESH: Millis = Millis(600_000);
+/// One event of a cause for each gang in so long, however often it comes back.
+const EVENT_AGAIN: Millis = Millis(300_000);
+/// Happenings that wait to be told; the oldest is left out.
+const MOST_HAPPENINGS: usize = 1024;
+/// Causes of one gang that are remembered.
+const MOST_CAUSES: usize = 16;
+
+/// Codes of reasons that more nodes do not help: a node autoscaler must not take them for a wish. What a gang that is
+/// not admitted waits for is never such a wish.
+const NOT_FOR_NODES: [&str; 10] = [
+    "NoSuchQueue",
+    "QueueClosed",
+    "NoSuchPriorityClass",
+    "AboveCapability",
+    "QuotaUsed",
+    "TooFewPods",
+    "PodBlocked",
+    "PodGated",
+    "MorePodsWait",
+    "InProgress",
+];
+
+/// The condition `PodScheduled=False` of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// `Unschedulable` where a node more would help; else what it waits for.
+    pub reason: String,
+    /// The PodGroup's text.
+    pub message: String,
+}
+
+impl Shown {
+    /// The condition to store.
+    #[must_use]
+    pub fn json(&self, now: Time) -> Value {
+        json!({
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": self.reason,
+            "message": self.message,
+            "lastTransitionTime": format_time(Time(now.0 - now.0 % 1000)),
+        })
+    }
+
+    /// Reason and code: what must change before it is written anew.
+    fn cause(&self) -> (&str, &str) {
+        (&self.reason, code_of(&self.message))
+    }
+}
+
+/// A condition to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// The pod.
+    pub key: ObjectKey,
+    /// The pod as it was seen: it may have been bound meanwhile.
+    pub preconditions: Preconditions,
+    /// The condition.
+    pub condition: Shown,
+    /// The pod's gang.
+    pub group: ObjectKey,
+}
+
+/// Something to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// A pod's condition.
+    Condition(Condition),
+    /// An event.
+    Event(Happening),
+}
+
+/// The `[Code]` that a text begins with.
+fn code_of(message: &str) -> &str {
+    let text = message.strip_prefix('[').unwrap_or_default();
+    text.split_once(']').map_or("", |(code, _)| code)
+}
+
+#[derive(Debug)]
+struct Group {
+    uid: String,
+    phase: String,
+    /// Message of the condition Unschedulable, where it is True.
+    waits: Option<String>,
+    /// It has the condition Scheduled.
+    is_scheduled: bool,
+    /// Since when the cause is this one.
+    since: Time,
+    /// The event of the present cause is told.
+    is_told: bool,
+    /// When an event of a cause was told last.
+    told: BTreeMap<String, Time>,
+}
+
+impl Group {
+    fn new(object: &Object, now: Time) -> Self {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let conditions = object.status.get("conditions").and_then(Value::as_array);
+        let with = |kind: &str| {
+            let mut all = conditions.into_iter().flatten();
+            all.find(|condition| condition["type"] == kind && condition["status"] == "True")
+        };
+        Self {
+            uid: object.metadata.uid.clone(),
+            phase: text(&object.status["phase"]),
+            waits: with("Unschedulable").map(|condition| text(&condition["message"])),
+            is_scheduled: with("Scheduled").is_some(),
+            since: now,
+            is_told: false,
+            told: BTreeMap::new(),
+        }
+    }
+
+    fn is_admitted(&self) -> bool {
+        !matches!(self.phase.as_str(), "" | "Pending")
+    }
+
+    /// What its unbound pods should show; `None` where there is nothing to say.
+    fn shown(&self) -> Option<Shown> {
+        let message = self.waits.as_ref()?;
+        let reason = match code_of(message) {
+            _ if !self.is_admitted() => "WaitingForAdmission",
+            code if NOT_FOR_NODES.contains(&code) => "WaitingForGang",
+            _ => "Unschedulable",
+        };
+        Some(Shown { reason: reason.to_owned(), message: message.clone() })
+    }
+
+    /// What must change before anything is told anew.
+    fn cause(&self) -> (bool, bool, Option<&str>) {
+        (self.is_admitted(), self.is_scheduled, self.waits.as_deref().map(code_of))
+    }
+
+    /// The event of the present cause, in a word for the memory and the event's own.
+    fn happening(&self, key: &ObjectKey) -> Option<(String, Happening)> {
+        let (cause, is_warning, reason, action, note) = match &self.waits {
+            Some(message) => {
+                (code_of(message), true, "Unschedulable", "Scheduling", message.clone())
+            }
+            None if self.is_scheduled => {
+                let note = "all pods of the gang's minimum are bound".to_owned();
+                ("Scheduled", false, "Scheduled", "Binding", note)
+            }
+            None => return None,
+        };
+        let (key, uid) = (key.clone(), self.uid.clone());
+        Some((cause.to_owned(), Happening { key, uid, is_warning, reason, action, note }))
+    }
+}
+
+#[derive(Debug)]
+struct Pod {
+    preconditions: Preconditions,
+    group: ObjectKey,
+    shown: Option<Shown>,
+    /// When it was first seen.
+    since: Time,
+    /// When its condition was last written by us; 0 where that is not known.
+    written: Time,
+}
+
+/// Gangs, their unbound pods, and what is due when.
+#[derive(Debug)]
+pub struct Table {
+    reading: Reading,
+    groups: BTreeMap<ObjectKey, Group>,
+    pods: BTreeMap<ObjectKey, Pod>,
+    pods_of: BTreeMap<ObjectKey, BTreeSet<ObjectKey>>,
+    due: BTreeSet<(Time, ObjectKey)>,
+    happenings: Vec<Happening>,
+}
+
+impl Table {
+    /// Knows nothing yet.
+    #[must_use]
+    pub fn new(reading: Reading) -> Self {
+        let (groups, pods, pods_of) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { reading, groups, pods, pods_of, due: BTreeSet::new(), happenings: Vec::new() }
+    }
+
+    /// An object that was there before: its cause was told by whoever led then.
+    pub fn known(&mut self, object: &Object, now: Time) {
+        self.applied(object, now);
+        if let Some(group) = self.groups.get_mut(&object.key()) {
+            group.is_told = true;
+        }
+    }
+
+    /// An object is there, or changed.
+    pub fn applied(&mut self, object: &Object, now: Time) {
+        match object.kind {
+            Kind::PodGroup => self.group_applied(object, now),
+            Kind::Pod => self.pod_applied(object, now),
+            _ => {}
+        }
+    }
+
+    fn group_applied(&mut self, object: &Object, now: Time) {
+        let key = object.key();
+        let mut group = Group::new(object, now);
+        if let Some(before) = self.groups.get_mut(&key).filter(|before| before.uid == group.uid) {
+            group.told = std::mem::take(&mut before.told);
+            if before.cause() == group.cause() {
+                (group.since, group.is_told) = (before.since, before.is_told);
+                if before.waits == group.waits {
+                    self.groups.insert(key, group);
+                    return;
+                }
+            }
+        }
+        self.due.insert((group.since + STANDS, key.clone()));
+        self.groups.insert(key, group);
+    }
+
+    fn pod_applied(&mut self, object: &Object, now: Time) {
+        let key = object.key();
+        let group = object.annotation(GROUP_NAME).filter(|_| self.is_reported(object));
+        let Some(group) = group.map(|name| ObjectKey::new(Kind::PodGroup, &key.namespace, name)) else {
+            self.deleted(&key);
+            return;
+        };
+        let conditions = object.status.get("conditions").and_then(Value::as_array).into_iter().flatten();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let mut own = conditions.filter(|condition| condition["type"] == "PodScheduled");
+        let shown = own.next().filter(|condition| condition["status"] == "False").map(|condition| Shown {
+            reason: text(&condition["reason"]),
+            message: text(&condition["message"]),
+        });
+        let preconditions = object.preconditions();
+        let before = self.pods.get(&key).filter(|before| {
+            before.preconditions.uid == preconditions.uid && before.group == group
+        });
+        let (since, written) = before.map_or((now, Time(0)), |before| (before.since, before.written));
+        if before.is_none() {
+            self.deleted(&key);
+        }
+        let since_of_group = self.groups.get(&group).map_or(now, |group| group.since);
+        self.due.insert((since.max(since_of_group) + STANDS, group.clone()));
+        self.pods_of.entry(group.clone()).or_default().insert(key.clone());
+        self.pods.insert(key, Pod { preconditions, group, shown, since, written });
+    }
+
+    /// True for a pod of ours that waits for a node. What a gate holds back says so by itself.
+    fn is_reported(&self, pod: &Object) -> bool {
+        let is_gated = pod.spec.get("schedulingGates").and_then(Value::as_array).is_some_and(|gates| !gates.is_empty());
+        let is_pending = pod.status.get("phase").is_none_or(|phase| phase == "Pending");
+        self.reading.is_ours(pod)
+            && node_name(pod).is_none()
+            && pod.metadata.deletion.is_none()
+            && is_pending
+            && !is_gated
+    }
+
+    /// An object is gone, or nothing is to be said of it any more.
+    pub fn deleted(&mut self, key: &ObjectKey) {
+        self.groups.remove(key);
+        let Some(pod) = self.pods.remove(key) else { return };
+        if let Some(pods) = self.pods_of.get_mut(&pod.group) {
+            pods.remove(key);
+            if pods.is_empty() {
+                self.pods_of.remove(&pod.group);
+            }
+        }
+    }
+
+    /// Something to be told as soon as there is time.
+    pub fn happened(&mut self, happening: Happening) {
+        if self.happenings.len() >= MOST_HAPPENINGS {
+            self.happenings.remove(0);
+        }
+        self.happenings.push(happening);
+    }
+
+    /// What is due, about `most` of it.
+    pub fn due(&mut self, now: Time, most: usize) -> Vec<Report> {
+        let waiting = self.happenings.len().min(most);
+        let mut reports: Vec<Report> = self.happenings.drain(..waiting).map(Report::Event).collect();
+        while reports.len() < most {
+            let Some((time, key)) = self.due.first().cloned().filter(|(time, _)| *time <= now) else { break };
+            self.due.remove(&(time, key.clone()));
+            self.event_due(&key, now, &mut reports);
+            self.conditions_due(&key, now, most, &mut reports);
+        }
+        reports
+    }
+
+    fn event_due(&mut self, key: &ObjectKey, now: Time, reports: &mut Vec<Report>) {
+        let Some(group) = self.groups.get_mut(key).filter(|group| !group.is_told) else { return };
+        let Some((cause, happening)) = group.happening(key) else { return };
+        let at = group.since + STANDS;
+        if at > now {
+            self.due.insert((at, key.clone()));
+            return;
+        }
+        group.is_told = true;
+        group.told.retain(|_, told| *told + EVENT_AGAIN > now);
+        if !group.told.contains_key(&cause) && group.told.len() < MOST_CAUSES {
+            group.told.insert(cause, now);
+            reports.push(Report::Event(happening));
+        }
+    }
+
+    fn conditions_due(&mut self, group_key: &ObjectKey, now: Time, most: usize, reports: &mut Vec<Report>) {
+        let Some(group) = self.groups.get(group_key) else { return };
+        let Some(wanted) = group.shown() else { return };
+        for key in self.pods_of.get(group_key).into_iter().flatten() {
+            let Some(pod) = self.pods.get_mut(key) else { continue };
+            let at = match &pod.shown {
+                Some(shown) if *shown == wanted => continue,
+                Some(shown) if shown.cause() == wanted.cause() => {
+                    // Who led before may have written it just now.
+                    let written = if pod.written == Time(0) { pod.since } else { pod.written };
+                    written + REFRESH
+                }
+                _ => group.since.max(pod.since) + STANDS,
+            };
+            if at > now {
+                self.due.insert((at, group_key.clone()));
+            } else if reports.len() >= most {
+                self.due.insert((now, group_key.clone()));
+                return;
+            } else {
+                pod.written = now;
+                // As if it were written: the change that the write makes says the same.
+                pod.shown = Some(wanted.clone());
+                reports.push(Report::Condition(Condition {
+                    key: key.clone(),
+                    preconditions: pod.preconditions.clone(),
+                    condition: wanted.clone(),
+                    group: group_key.clone(),
+                }));
+            }
+        }
+    }
+
+    /// A report was not written: it is tried again then.
+    pub fn again(&mut self, report: &Report, at: Time) {
+        match report {
+            Report::Condition(Condition { key, group, .. }) => {
+                if let Some(pod) = self.pods.get_mut(key) {
+                    pod.shown = None;
+                }
+                self.due.insert((at, group.clone()));
+            }
+            // People miss nothing: the condition says the same.
+            Report::Event(_) => {}
+        }
+    }
+
+    /// When the next one is due.
+    #[must_use]
+    pub fn next(&self) -> Option<Time> {
+        if !self.happenings.is_empty() {
+            return Some(Time(0));
+        }
+        self.due.first().map(|(time, _)| *time)
+    }
+}
+
+#[cfg(test)]
+#[path = "table/tests.rs"]
+mod tests;

@@ -1,0 +1,465 @@
+//! The writer against a real API server, with a proxy in between that answers wrongly, late or not at all.
+
+mod kube_proxy;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::Method;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Client, ResourceExt};
+use phalanx_common::gang::PodBinding;
+use phalanx_common::ids::{ActionId, GangName, PodUid, QueueName, Term};
+use phalanx_common::plan::GangPlan;
+use phalanx_common::units::Time;
+use phalanx_coordinator::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
+use phalanx_coordinator::clock::Clock;
+use phalanx_coordinator::kubernetes::normalize::Trim;
+use phalanx_coordinator::kubernetes::write::{WriteParts, Writes};
+use phalanx_coordinator::kubernetes::{KubernetesApi, Options};
+use phalanx_coordinator::metrics::Metrics;
+use phalanx_coordinator::writer::{Limits, Writer, start_with};
+use phalanx_core::action::{Action, Command, GangPhase, GangStatus, QueueStatus};
+use phalanx_core::event::{Event, Outcome};
+use phalanx_core::reason::Reason;
+use phalanx_devcluster::Servers;
+use phalanx_kubernetes::client::Pace;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use self::kube_proxy::{Proxy, Spoil};
+
+/// Longest wait for one answer: short, so that a test that waits for it does not wait long.
+const TIME_OUT: Duration = Duration::from_millis(1500);
+const TERM: Term = Term { counter: 3, incarnation: 7 };
+
+struct Bench {
+    namespace: String,
+    client: Client,
+    proxy: Proxy,
+    api: KubernetesApi,
+    writer: Writer,
+    outcomes: mpsc::Receiver<Event>,
+    metrics: Arc<Metrics>,
+    leads: Arc<AtomicBool>,
+    next: u64,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let servers = Servers::shared().await.unwrap();
+        servers.apply_crds().await.unwrap();
+        let namespace = servers.namespace("write").await.unwrap();
+        let proxy = Proxy::start(servers).await;
+        let client = servers.admin_client().await.unwrap();
+        let options = Options { scheduler_names: vec!["phalanx".to_owned()], ..Options::default() };
+        let leads = Arc::new(AtomicBool::new(true));
+        let may_write = Arc::clone(&leads);
+        let writes = Writes::new(WriteParts {
+            client: proxy.client(),
+            trim: Trim::new(&options.scheduler_names),
+            may_write: Arc::new(move || may_write.load(Ordering::Relaxed)),
+            time_out: TIME_OUT,
+        });
+        let api = KubernetesApi::start(client.clone(), writes, &options).await.unwrap();
+        let metrics = Arc::new(Metrics::default());
+        let (sender, outcomes) = mpsc::channel(1024);
+        let limits = Limits::kubernetes(TIME_OUT * 2, Pace::default());
+        let writer = start_with(limits, api.clone(), 7, sender, Arc::clone(&metrics), Clock::start());
+        Self { namespace, client, proxy, api, writer, outcomes, metrics, leads, next: 0 }
+    }
+
+    fn name(&self, name: &str) -> GangName {
+        GangName::new(&self.namespace, name)
+    }
+
+    fn key(&self, kind: Kind, name: &str) -> ObjectKey {
+        ObjectKey::new(kind, &self.namespace, name)
+    }
+
+    fn pods(&self) -> kube::Api<Pod> {
+        kube::Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// A new pod of the gang `gang`, as the API server shows it.
+    async fn pod(&self, name: &str) -> Pod {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": { "name": name, "annotations": { "scheduling.k8s.io/group-name": "gang", "theirs": "x" } },
+            "spec": {
+                "schedulerName": "phalanx",
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{ "name": "main", "image": "none" }],
+            },
+        }))
+        .unwrap();
+        self.pods().create(&PostParams::default(), &pod).await.unwrap()
+    }
+
+    async fn stored(&self, name: &str) -> Pod {
+        self.pods().get(name).await.unwrap()
+    }
+
+    async fn node_of(&self, name: &str) -> Option<String> {
+        self.stored(name).await.spec.unwrap().node_name
+    }
+
+    fn bind(&self, pod: &Pod) -> Command {
+        Command::Bind {
+            pod: uid(pod),
+            name: self.name(&pod.name_any()),
+            resource_version: pod.resource_version().unwrap().parse().unwrap(),
+            binding: PodBinding { node: "n1".into(), lease: None, gpus: Vec::new() },
+            group_uid: "group".into(),
+            term: TERM,
+        }
+    }
+
+    fn read(&self, pod: &Pod) -> Command {
+        Command::ReadPod { pod: uid(pod), name: self.name(&pod.name_any()) }
+    }
+
+    fn evict(&self, pod: &Pod) -> Command {
+        Command::Evict { pod: uid(pod), name: self.name(&pod.name_any()), cause: "test".into() }
+    }
+
+    async fn queue(&mut self, command: Command) -> ActionId {
+        self.next += 1;
+        let id = ActionId(self.next);
+        self.writer.queue.send(Action { id, command }).await.unwrap();
+        id
+    }
+
+    async fn event(&mut self, command: Command) -> Event {
+        self.queue(command).await;
+        self.outcomes.recv().await.unwrap()
+    }
+
+    async fn outcome(&mut self, command: Command) -> Outcome {
+        match self.event(command).await {
+            Event::ActionDone { outcome, .. } => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What a read says: `None` where the pod is gone, else whether it is bound.
+    async fn is_bound(&mut self, pod: &Pod) -> Option<bool> {
+        match self.event(self.read(pod)).await {
+            Event::PodRead { pod, .. } => pod.map(|pod| pod.binding.is_some()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn create(&self, kind: Kind, name: &str, spec: Value) -> Arc<Object> {
+        let object = Object::new(kind, &self.namespace, name).with_spec(spec);
+        self.api.mutate(Mutation::Create(Box::new(object))).await.unwrap()
+    }
+
+    /// Waits until the mirror shows this object as it is now.
+    async fn seen(&self, key: &ObjectKey) {
+        let version = self.api.get(key).await.unwrap().metadata.resource_version;
+        loop {
+            match self.api.glance(key).await {
+                Ok(seen) if seen.metadata.resource_version >= version => return,
+                _ => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+}
+
+fn uid(pod: &Pod) -> PodUid {
+    PodUid::from(pod.uid().unwrap().as_str())
+}
+
+#[tokio::test]
+async fn a_binding_is_one_write_with_its_annotations_and_only_to_the_pod_it_was_made_for() {
+    let mut bench = Bench::new().await;
+    let pod = bench.pod("a").await;
+    let mut other = pod.clone();
+    other.metadata.uid = Some("another".to_owned());
+    assert_eq!(bench.outcome(bench.bind(&other)).await, Outcome::Conflict);
+    let patch = json!({ "metadata": { "annotations": { "touched": "x" } } });
+    bench.pods().patch("a", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    assert_eq!(bench.outcome(bench.bind(&pod)).await, Outcome::Conflict, "its resourceVersion is an old one");
+    assert_eq!(bench.node_of("a").await, None);
+    let pod = bench.stored("a").await;
+    let before = bench.proxy.all_writes().len();
+    assert_eq!(bench.outcome(bench.bind(&pod)).await, Outcome::Done);
+    assert_eq!(bench.proxy.all_writes().len(), before + 1);
+    let bound = bench.stored("a").await;
+    let annotations = bound.annotations();
+    assert_eq!(annotations["phalanx.dev/term"], "3.0000000000000007");
+    assert_eq!((&*annotations["phalanx.dev/exactness"], &*annotations["theirs"]), ("none", "x"));
+    assert_eq!(bound.spec.as_ref().unwrap().node_name.as_deref(), Some("n1"));
+    assert_eq!(bench.outcome(bench.bind(&bound)).await, Outcome::Conflict, "it is bound");
+    other.metadata.name = Some("missing".to_owned());
+    assert_eq!(bench.outcome(bench.bind(&other)).await, Outcome::NotFound);
+    for (outcome, count) in [("Done", 1), ("Conflict", 3), ("NotFound", 1)] {
+        assert_eq!(bench.metrics.writes("Bind", outcome), count, "{outcome}");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_came_back_under_the_same_name_is_not_evicted() {
+    let mut bench = Bench::new().await;
+    let old = bench.pod("a").await;
+    bench.pods().delete("a", &DeleteParams::default()).await.unwrap();
+    let new = bench.pod("a").await;
+    assert_eq!(bench.outcome(bench.evict(&old)).await, Outcome::Conflict);
+    assert_eq!(bench.is_bound(&old).await, None, "the old one is gone");
+    assert_eq!(bench.stored("a").await.uid(), new.uid());
+    let Event::PodRead { pod: None, .. } =
+        bench.event(Command::FenceWrite { pod: uid(&old), name: bench.name("a"), term: TERM }).await
+    else {
+        panic!("a fence of the old one must not be taken for one of the new one")
+    };
+    assert!(!bench.stored("a").await.annotations().contains_key("phalanx.dev/term"));
+    assert_eq!(bench.outcome(bench.evict(&new)).await, Outcome::Done);
+    assert!(
+        bench.pods().get_opt("a").await.unwrap().is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+    );
+    assert_eq!(bench.proxy.count(&Method::DELETE, "/pods/"), 0, "evictions respect disruption budgets");
+}
+
+#[tokio::test]
+async fn a_fence_write_makes_a_late_binding_meet_a_conflict() {
+    let mut bench = Bench::new().await;
+    let pod = bench.pod("a").await;
+    let fence = Command::FenceWrite { pod: uid(&pod), name: bench.name("a"), term: TERM };
+    let Event::PodRead { pod: Some(read), .. } = bench.event(fence).await else { panic!() };
+    assert_eq!(read.term, 3);
+    assert_eq!(bench.outcome(bench.bind(&pod)).await, Outcome::Conflict);
+    assert_eq!(bench.node_of("a").await, None);
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_busy_is_asked_again_after_the_pause_it_names_and_not_for_ever() {
+    let mut bench = Bench::new().await;
+    let (a, b) = (bench.pod("a").await, bench.pod("b").await);
+    bench.proxy.spoil(1, Method::POST, "/pods/a/binding", Spoil::Busy(1));
+    let began = std::time::Instant::now();
+    assert_eq!(bench.outcome(bench.bind(&a)).await, Outcome::Done);
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    assert_eq!(bench.proxy.count(&Method::POST, "/pods/a/binding"), 2);
+    bench.proxy.spoil(9, Method::POST, "/pods/b/binding", Spoil::Busy(60));
+    assert_eq!(bench.outcome(bench.bind(&b)).await, Outcome::Unknown);
+    assert_eq!(bench.proxy.count(&Method::POST, "/pods/b/binding"), 1);
+    assert_eq!(bench.is_bound(&b).await, Some(false));
+}
+
+#[tokio::test]
+async fn after_an_answer_that_says_nothing_the_pod_is_read_and_says_it() {
+    let mut bench = Bench::new().await;
+    for (spoil, is_done) in [
+        (Spoil::Answer(500, "etcdserver: leader changed"), false),
+        (Spoil::Answer(503, "apiserver is shutting down"), false),
+        (Spoil::Late(TIME_OUT * 2), true),
+        (Spoil::Cut, true),
+        (Spoil::Swallow, false),
+    ] {
+        let name = format!("{spoil:?}").chars().filter(char::is_ascii_alphanumeric).collect::<String>();
+        let name = name.to_ascii_lowercase();
+        let pod = bench.pod(&name).await;
+        let path = format!("/pods/{name}/binding");
+        bench.proxy.spoil(1, Method::POST, &path, spoil.clone());
+        assert_eq!(bench.outcome(bench.bind(&pod)).await, Outcome::Unknown, "{spoil:?}");
+        assert_eq!(bench.is_bound(&pod).await, Some(is_done), "{spoil:?}");
+        assert_eq!(
+            bench.proxy.count(&Method::POST, &path),
+            1,
+            "{spoil:?}: nothing is repeated behind our back"
+        );
+    }
+    assert_eq!(bench.metrics.writes("Bind", "Unknown"), 5);
+}
+
+#[tokio::test]
+async fn a_conflict_that_the_api_server_invents_is_told_as_one() {
+    let mut bench = Bench::new().await;
+    let pod = bench.pod("a").await;
+    let text = "Operation cannot be fulfilled on pods \"a\": the object has been modified";
+    bench.proxy.spoil(1, Method::POST, "/binding", Spoil::Answer(409, text));
+    assert_eq!(bench.outcome(bench.bind(&pod)).await, Outcome::Conflict);
+    assert_eq!(bench.is_bound(&pod).await, Some(false));
+    assert_eq!(bench.outcome(bench.bind(&pod)).await, Outcome::Done);
+}
+
+#[tokio::test]
+async fn a_pod_that_is_refused_for_ever_holds_up_no_other() {
+    let mut bench = Bench::new().await;
+    let refused = bench.pod("refused").await;
+    bench.proxy.spoil(
+        u32::MAX,
+        Method::POST,
+        "/pods/refused/binding",
+        Spoil::Answer(403, "no bindings on Sundays"),
+    );
+    for number in 0..40 {
+        let pod = bench.pod(&format!("pod-{number}")).await;
+        let (refused, good) = (bench.bind(&refused), bench.bind(&pod));
+        bench.queue(refused).await;
+        bench.queue(good).await;
+    }
+    let mut counts = BTreeMap::new();
+    for _ in 0..80 {
+        let Event::ActionDone { outcome, .. } = bench.outcomes.recv().await.unwrap() else { panic!() };
+        *counts.entry(format!("{outcome:?}")).or_insert(0) += 1;
+    }
+    let text = format!("Refused(\"Pod {}/refused: no bindings on Sundays (403)\")", bench.namespace);
+    assert_eq!(counts, BTreeMap::from([("Done".to_owned(), 40), (text, 40)]));
+}
+
+#[tokio::test]
+async fn annotations_that_would_spoil_the_pod_are_not_sent() {
+    let bench = Bench::new().await;
+    let pod = bench.pod("a").await;
+    let bind = |name: &str, value: String| Mutation::Bind {
+        key: bench.key(Kind::Pod, "a"),
+        preconditions: Preconditions::uid(&pod.uid().unwrap()),
+        node: "n1".to_owned(),
+        annotations: BTreeMap::from([(name.to_owned(), value)]),
+    };
+    for bad in [bind("no good", "x".to_owned()), bind("phalanx.dev/x", "x".repeat(300 << 10))] {
+        assert!(matches!(bench.api.mutate(bad).await, Err(ApiError::Invalid(_))));
+    }
+    // What the pod has already counts.
+    let patch = json!({ "metadata": { "annotations": { "theirs": "x".repeat((256 << 10) - 200) } } });
+    bench.pods().patch("a", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    bench.seen(&bench.key(Kind::Pod, "a")).await;
+    let full = bench.api.mutate(bind("phalanx.dev/x", "x".repeat(200))).await;
+    assert!(matches!(&full, Err(ApiError::Invalid(text)) if text.contains("262144")), "{full:?}");
+    assert_eq!(bench.proxy.all_writes(), []);
+}
+
+#[tokio::test]
+async fn who_does_not_lead_writes_nothing() {
+    let mut bench = Bench::new().await;
+    let pod = bench.pod("a").await;
+    bench.create(Kind::PodGroup, "gang", json!({ "minMember": 1 })).await;
+    let before = bench.proxy.all_writes();
+    bench.leads.store(false, Ordering::Relaxed);
+    let fence = Command::FenceWrite { pod: uid(&pod), name: bench.name("a"), term: TERM };
+    let plan = Command::WritePlan(Box::new(plan(&bench, "gang", "u", 1)));
+    for command in [bench.bind(&pod), bench.evict(&pod), fence, plan] {
+        assert_eq!(bench.outcome(command).await, Outcome::Unknown);
+    }
+    assert_eq!(bench.is_bound(&pod).await, Some(false), "reading is not forbidden");
+    assert_eq!(bench.proxy.all_writes(), before);
+    bench.leads.store(true, Ordering::Relaxed);
+    assert_eq!(bench.outcome(bench.bind(&pod)).await, Outcome::Done);
+}
+
+fn plan(bench: &Bench, gang: &str, uid: &str, term: u64) -> GangPlan {
+    GangPlan {
+        gang: bench.name(gang),
+        gang_uid: Arc::from(uid),
+        term,
+        binding_deadline: Time(1_000),
+        pods: Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn plans_are_made_adopted_and_removed_by_compare_and_swap() {
+    let mut bench = Bench::new().await;
+    let group = bench.create(Kind::PodGroup, "gang", json!({ "minMember": 1 })).await;
+    let of =
+        |bench: &Bench, term| Command::WritePlan(Box::new(plan(bench, "gang", &group.metadata.uid, term)));
+    let key = bench.key(Kind::GangPlan, "gang");
+    // Its answer was lost; the second try finds it.
+    bench.proxy.spoil(1, Method::POST, "/gangplans", Spoil::Cut);
+    assert_eq!(bench.outcome(of(&bench, 5)).await, Outcome::Unknown);
+    assert_eq!(bench.outcome(of(&bench, 5)).await, Outcome::Done);
+    let stored = bench.api.get(&key).await.unwrap();
+    assert_eq!(stored.metadata.owner.as_ref().unwrap().uid, group.metadata.uid);
+    assert_eq!(bench.outcome(of(&bench, 6)).await, Outcome::Done);
+    assert_eq!(bench.outcome(of(&bench, 5)).await, Outcome::Conflict, "a later leader's plan stays");
+    let removal = |bench: &Bench, term| Command::DeletePlan { gang: bench.name("gang"), term };
+    assert_eq!(bench.outcome(removal(&bench, 5)).await, Outcome::Conflict);
+    assert_eq!(bench.outcome(removal(&bench, 6)).await, Outcome::Done);
+    assert_eq!(bench.outcome(removal(&bench, 6)).await, Outcome::NotFound);
+    // Removed right after it was written: what was seen a moment ago must not say that there is nothing to remove.
+    assert_eq!(bench.outcome(of(&bench, 6)).await, Outcome::Done);
+    assert_eq!(bench.outcome(removal(&bench, 6)).await, Outcome::Done);
+    assert!(matches!(bench.api.get(&key).await, Err(ApiError::NotFound(_))));
+}
+
+fn gang_status(phase: GangPhase, running: u32) -> GangStatus {
+    let reason =
+        (phase == GangPhase::Pending).then(|| Reason::NoSuchQueue { queue: QueueName::from("none") });
+    GangStatus { phase, reason, running, succeeded: 0, failed: 0 }
+}
+
+#[tokio::test]
+async fn statuses_keep_what_others_wrote_and_reach_only_the_object_of_that_uid() {
+    let mut bench = Bench::new().await;
+    let spec = json!({ "minMember": 1, "queue": "q" });
+    let group = bench.create(Kind::PodGroup, "gang", spec.clone()).await;
+    let queue =
+        Object::new(Kind::Queue, "", &format!("{}-q", bench.namespace)).with_spec(json!({ "weight": 1 }));
+    let queue = bench.api.mutate(Mutation::Create(Box::new(queue))).await.unwrap();
+    let set = |bench: &Bench, uid: &str, phase| Command::SetGangStatus {
+        gang: bench.name("gang"),
+        uid: Arc::from(uid),
+        status: Box::new(gang_status(phase, 0)),
+    };
+    assert_eq!(bench.outcome(set(&bench, "another", GangPhase::Inqueue)).await, Outcome::Conflict);
+    // One after the other, faster than the mirror follows: the last one must stand.
+    for phase in [GangPhase::Pending, GangPhase::Inqueue, GangPhase::Pending, GangPhase::Inqueue] {
+        assert_eq!(bench.outcome(set(&bench, &group.metadata.uid, phase)).await, Outcome::Done);
+        let stored = bench.api.get(&group.key()).await.unwrap();
+        assert_eq!(stored.status["phase"], phase.as_str());
+        assert_eq!(stored.spec, group.spec, "a PodGroup's status is written on the object itself");
+    }
+    // The same once more is no write.
+    bench.seen(&group.key()).await;
+    let before = bench.proxy.all_writes().len();
+    assert_eq!(bench.outcome(set(&bench, &group.metadata.uid, GangPhase::Inqueue)).await, Outcome::Done);
+    assert_eq!(bench.proxy.all_writes().len(), before);
+    let status = QueueStatus { running: 2, ..QueueStatus::default() };
+    let of_queue = Command::SetQueueStatus { queue: QueueName::from(queue.metadata.name.as_str()), status };
+    assert_eq!(bench.outcome(of_queue).await, Outcome::Done);
+    let stored = bench.api.get(&queue.key()).await.unwrap();
+    assert_eq!((&stored.status["running"], &stored.status["state"]), (&json!(2), &json!("Open")));
+}
+
+#[tokio::test]
+async fn an_update_changes_what_differs_and_wipes_nothing_that_we_do_not_know() {
+    let bench = Bench::new().await;
+    bench.create(Kind::PodGroup, "gang", json!({ "minMember": 1, "queue": "q" })).await;
+    let key = bench.key(Kind::PodGroup, "gang");
+    let seen = bench.api.get(&key).await.unwrap();
+    // kubectl's own annotation is not kept in memory.
+    let patch = json!({ "metadata": { "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "{}" } } });
+    let groups: kube::Api<kube::core::DynamicObject> = kube::Api::namespaced_with(
+        bench.client.clone(),
+        &bench.namespace,
+        &kube::core::ApiResource::from_gvk(&kube::core::GroupVersionKind::gvk(
+            "scheduling.volcano.sh",
+            "v1beta1",
+            "PodGroup",
+        )),
+    );
+    groups.patch("gang", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    let mut wanted = Object::clone(&seen);
+    wanted.spec["minMember"] = json!(3);
+    let stale = bench.api.mutate(Mutation::Update(Box::new(wanted.clone()))).await;
+    assert!(matches!(stale, Err(ApiError::Conflict(_))), "{stale:?}");
+    wanted.metadata.resource_version = bench.api.get(&key).await.unwrap().metadata.resource_version;
+    let updated = bench.api.mutate(Mutation::Update(Box::new(wanted))).await.unwrap();
+    assert_eq!((&updated.spec["minMember"], &updated.spec["queue"]), (&json!(3), &json!("q")));
+    let stored = groups.get("gang").await.unwrap();
+    assert!(stored.annotations().contains_key("kubectl.kubernetes.io/last-applied-configuration"));
+    let mut other = Object::clone(&updated);
+    other.metadata.uid = "another".to_owned();
+    other.spec["minMember"] = json!(4);
+    assert!(matches!(bench.api.mutate(Mutation::Update(Box::new(other))).await, Err(ApiError::OtherUid(_))));
+    let twice = Object::new(Kind::PodGroup, &bench.namespace, "gang").with_spec(json!({ "minMember": 1 }));
+    let twice = bench.api.mutate(Mutation::Create(Box::new(twice))).await;
+    assert!(matches!(twice, Err(ApiError::AlreadyExists(_))), "{twice:?}");
+    let nowhere =
+        Object::new(Kind::PodGroup, "no-such-namespace", "gang").with_spec(json!({ "minMember": 1 }));
+    assert!(matches!(bench.api.mutate(Mutation::Create(Box::new(nowhere))).await, Err(ApiError::Invalid(_))));
+}
