@@ -13,6 +13,8 @@ use phalanx_transport::pki::check_node_name;
 
 use crate::probe::ProbeOptions;
 
+/// Names the node where no flag does: in Kubernetes the pod's `spec.nodeName`.
+const NODE_VARIABLE: &str = "PHALANX_NODE";
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(3600);
@@ -26,8 +28,8 @@ pub struct Config {
     pub coordinators: Vec<String>,
     /// Directory of the ledger, and of what a node profile needs.
     pub state_directory: PathBuf,
-    /// Directory of `ca.pem`, `agent.pem` and `agent.key`.
-    pub pki_directory: PathBuf,
+    /// Where it is written who the agent is, and whom it trusts.
+    pub credentials: CredentialFiles,
     /// Where the hardware is read.
     pub probe: ProbeOptions,
     /// Time between two readings.
@@ -36,16 +38,31 @@ pub struct Config {
     pub log_format: LogFormat,
 }
 
+/// Files that say who the agent is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CredentialFiles {
+    /// Directory of `ca.pem`, `agent.pem` and `agent.key`.
+    Directory(PathBuf),
+    /// In Kubernetes.
+    Token {
+        /// The pod's token for the audience `phalanx`.
+        token_file: PathBuf,
+        /// Certificates of the coordinators' authority.
+        authority_file: PathBuf,
+    },
+}
+
 /// The flags of `run`. Each is also a key of the configuration file, without the dashes in front.
 #[derive(Args, Clone, Debug, Default)]
 pub struct RunArguments {
     /// TOML file with the same keys as these flags; flags win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Node that this agent guards [default: the machine's name]
+    /// Node that this agent guards [default: $PHALANX_NODE, else the machine's name]
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
-    /// Address of a coordinator; may be repeated. In the file a list
+    /// Address of a coordinator; may be repeated, and a name with several addresses is as many coordinators. In the file
+    /// a list
     #[arg(long, value_name = "HOST:PORT")]
     pub coordinator: Vec<String>,
     /// Directory of the ledger, one per agent [default: $XDG_STATE_HOME/phalanx-agent, else ~/.local/state/phalanx-agent]
@@ -54,6 +71,12 @@ pub struct RunArguments {
     /// Directory of ca.pem, agent.pem and agent.key [default: pki in the state directory]
     #[arg(long, value_name = "DIR")]
     pub pki_dir: Option<String>,
+    /// In Kubernetes, in place of --pki-dir: file of the pod's token with the audience phalanx
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<String>,
+    /// In Kubernetes: file of the certificates of the coordinators' authority, from the ConfigMap phalanx-ca
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<String>,
     /// Serve the machine of this node profile instead of this machine
     #[arg(long, value_name = "FILE")]
     pub profile: Option<String>,
@@ -72,11 +95,13 @@ pub struct RunArguments {
 }
 
 /// All keys, in the order of the flags.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 11] = [
     "node",
     "coordinator",
     "state-dir",
     "pki-dir",
+    "token-file",
+    "ca-file",
     "profile",
     "nvml-library",
     "sysfs-root",
@@ -85,13 +110,15 @@ const KEYS: [&str; 9] = [
 ];
 
 impl RunArguments {
-    fn flags(&self) -> [(&'static str, Vec<String>); 9] {
+    fn flags(&self) -> [(&'static str, Vec<String>); 11] {
         let one = |text: &Option<String>| text.iter().cloned().collect();
         [
             ("node", one(&self.node)),
             ("coordinator", self.coordinator.clone()),
             ("state-dir", one(&self.state_dir)),
             ("pki-dir", one(&self.pki_dir)),
+            ("token-file", one(&self.token_file)),
+            ("ca-file", one(&self.ca_file)),
             ("profile", one(&self.profile)),
             ("nvml-library", one(&self.nvml_library)),
             ("sysfs-root", one(&self.sysfs_root)),
@@ -134,9 +161,8 @@ impl RunArguments {
             "json" => Some(LogFormat::Json),
             _ => None,
         });
-        let [pki_directory, profile, nvml_library, sysfs_root, state_directory] =
-            ["pki-dir", "profile", "nvml-library", "sysfs-root", "state-dir"]
-                .map(|key| values.path(key, "a path"));
+        let [profile, nvml_library, sysfs_root, state_directory] =
+            ["profile", "nvml-library", "sysfs-root", "state-dir"].map(|key| values.path(key, "a path"));
         let node = node(&mut values);
         let coordinators = coordinators(&mut values);
         let state_directory = state_directory.or_else(default_state_directory).unwrap_or_default();
@@ -144,10 +170,11 @@ impl RunArguments {
             let fix = "neither XDG_STATE_HOME nor HOME is set: name a directory".to_owned();
             values.problem(Problem::Missing { flag: "state-dir", fix });
         }
+        let credentials = credential_files(&mut values, &state_directory);
         values.finish()?;
         Ok(Config {
             coordinators,
-            pki_directory: pki_directory.unwrap_or_else(|| state_directory.join("pki")),
+            credentials,
             probe: ProbeOptions {
                 nvml_library,
                 sysfs_root: sysfs_root.unwrap_or_else(|| PathBuf::from("/sys")),
@@ -163,18 +190,43 @@ impl RunArguments {
     }
 }
 
+fn credential_files(values: &mut Values, state_directory: &Path) -> CredentialFiles {
+    let [directory, token_file, authority_file] =
+        ["pki-dir", "token-file", "ca-file"].map(|key| values.path(key, "a path"));
+    let missing = |flag, other| Problem::Missing {
+        flag,
+        fix: format!("--{other} needs it: an agent with a token has both, one with a certificate neither"),
+    };
+    match (token_file, authority_file) {
+        (Some(token_file), Some(authority_file)) => {
+            return CredentialFiles::Token { token_file, authority_file };
+        }
+        (Some(_), None) if values.written("ca-file").is_none() => {
+            values.problem(missing("ca-file", "token-file"));
+        }
+        (None, Some(_)) if values.written("token-file").is_none() => {
+            values.problem(missing("token-file", "ca-file"));
+        }
+        _ => {}
+    }
+    CredentialFiles::Directory(directory.unwrap_or_else(|| state_directory.join("pki")))
+}
+
 fn node(values: &mut Values) -> NodeName {
     let expected = "a node name: 1 to 253 lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit";
     let named = values.read("node", expected, |written| {
         check_node_name(written.text()).is_ok().then(|| NodeName::from(written.text()))
     });
     if named.is_none() && values.written("node").is_none() {
-        let name = sysinfo::System::host_name().unwrap_or_default().to_lowercase();
+        let given = env::var(NODE_VARIABLE).ok().filter(|name| !name.is_empty());
+        let name = given.unwrap_or_else(|| sysinfo::System::host_name().unwrap_or_default().to_lowercase());
         match check_node_name(&name) {
             Ok(()) => return NodeName::from(name),
             Err(error) => values.problem(Problem::Missing {
                 flag: "node",
-                fix: format!("the machine's own name does not do ({error}): name the node"),
+                fix: format!(
+                    "neither ${NODE_VARIABLE} nor the machine's own name does ({error}): name the node"
+                ),
             }),
         }
     }
@@ -228,7 +280,7 @@ mod tests {
     fn flags_alone_are_enough() {
         let config = good().resolve().unwrap();
         assert_eq!(config.node.as_str(), "node-1");
-        assert_eq!(config.pki_directory, Path::new("/tmp/state/pki"));
+        assert_eq!(config.credentials, CredentialFiles::Directory("/tmp/state/pki".into()));
         assert_eq!(config.probe.sysfs_root, Path::new("/sys"));
         assert_eq!((config.probe_interval, config.log_format), (DEFAULT_INTERVAL, LogFormat::Text));
     }
@@ -252,6 +304,25 @@ mod tests {
             (RunArguments { probe_interval: some("2h"), ..good() }, format!("{interval}\"2h\"")),
             (RunArguments { log_format: some("xml"), ..good() }, "--log-format: must be text or json, found \"xml\"".to_owned()),
             (RunArguments { state_dir: some(""), ..good() }, "--state-dir: must be a path, found \"\"".to_owned()),
+        ] {
+            assert_eq!(arguments.resolve().unwrap_err().to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn a_token_and_its_authority_belong_together() {
+        let both = RunArguments { token_file: some("/t"), ca_file: some("/c"), ..good() };
+        let files = CredentialFiles::Token { token_file: "/t".into(), authority_file: "/c".into() };
+        assert_eq!(both.resolve().unwrap().credentials, files);
+        for (arguments, expected) in [
+            (
+                RunArguments { token_file: some("/t"), ..good() },
+                "--ca-file: is not given; --token-file needs it: an agent with a token has both, one with a certificate neither",
+            ),
+            (
+                RunArguments { ca_file: some("/c"), ..good() },
+                "--token-file: is not given; --ca-file needs it: an agent with a token has both, one with a certificate neither",
+            ),
         ] {
             assert_eq!(arguments.resolve().unwrap_err().to_string(), expected);
         }

@@ -1,7 +1,7 @@
 //! The only loop: what happens becomes an event for the core, what the core wants is handed out. Nothing here
 //! waits: disk, network, driver calls and pods have their own tasks and come back as inputs.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use phalanx_common::ids::Term;
 use phalanx_common::topology::Inventory;
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, LeaseReport};
-use phalanx_node_core::{Action, Core, Event, Ledger};
+use phalanx_node_core::{Action, Core, Event, Ledger, LinkId};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -41,8 +41,10 @@ pub(crate) enum Input {
 /// State of an agent, for those who watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentReport {
-    /// The coordinator has said Welcome on the present connection.
+    /// A coordinator has said Welcome on a present connection.
     pub link_is_up: bool,
+    /// Coordinators that stand by.
+    pub standbys: usize,
     /// Highest term obeyed.
     pub highest_term: Term,
     /// All leases.
@@ -98,8 +100,14 @@ pub(crate) struct Driver {
     pub(crate) inventories: mpsc::Receiver<Inventory>,
     /// The link may dial once the hardware was read: Hello tells what the node has.
     pub(crate) may_dial: Option<oneshot::Sender<()>>,
-    pub(crate) session: Option<(u64, LinkSender)>,
-    pub(crate) last_sent: Time,
+    pub(crate) sessions: BTreeMap<u64, Session>,
+}
+
+/// A connection to a coordinator.
+#[derive(Debug)]
+pub(crate) struct Session {
+    sender: LinkSender,
+    last_sent: Time,
 }
 
 impl Driver {
@@ -163,11 +171,11 @@ impl Driver {
             #[cfg(debug_assertions)]
             crate::kill_points::before_action(&action);
             match action {
-                Action::Send(message) => {
+                Action::Send(link, message) => {
                     #[cfg(debug_assertions)]
                     let acknowledges = crate::kill_points::acknowledges(&message);
-                    if !self.send(message) {
-                        outcomes.push_back(Event::LinkDown);
+                    if !self.send(link, message) {
+                        outcomes.push_back(Event::LinkDown(link));
                     }
                     #[cfg(debug_assertions)]
                     crate::kill_points::after_send(acknowledges);
@@ -199,45 +207,51 @@ impl Driver {
     }
 
     fn link_event(&mut self, event: LinkEvent) -> Option<Event> {
-        let current = self.session.as_ref().map(|(session, _)| *session);
         match event {
             LinkEvent::Up(session, sender) => {
-                self.session = Some((session, sender));
-                Some(Event::LinkUp)
+                self.sessions.insert(session, Session { sender, last_sent: clock::now() });
+                Some(Event::LinkUp(LinkId(session)))
             }
             LinkEvent::Said(session, message) => {
-                (current == Some(session)).then_some(Event::Message(message))
+                self.sessions.contains_key(&session).then_some(Event::Message(LinkId(session), message))
             }
-            LinkEvent::Down(session) if current == Some(session) => {
-                self.session = None;
-                Some(Event::LinkDown)
+            LinkEvent::Down(session) => {
+                self.sessions.remove(&session).map(|_| Event::LinkDown(LinkId(session)))
             }
-            LinkEvent::Down(_) => None,
         }
     }
 
-    /// Hands a message to the link; false where this ends the link. A link that is gone or too slow ends when its
+    /// Hands a message to a link; false where this ends the link. A link that is gone or too slow ends when its
     /// sender is dropped, and the next Hello tells everything.
-    fn send(&mut self, message: FromAgent) -> bool {
-        let Some((_, sender)) = &self.session else { return true };
-        self.last_sent = clock::now();
-        let sent = sender.try_send(message);
+    fn send(&mut self, link: LinkId, message: FromAgent) -> bool {
+        let Some(session) = self.sessions.get_mut(&link.0) else { return true };
+        session.last_sent = clock::now();
+        let sent = session.sender.try_send(message);
         if !sent {
-            self.session = None;
+            self.sessions.remove(&link.0);
         }
         sent
     }
 
+    /// When a sign of life is due on each link that a coordinator has answered.
+    fn beats(&self) -> impl Iterator<Item = (LinkId, Time)> + '_ {
+        let sessions = self.sessions.iter().map(|(id, session)| (LinkId(*id), session.last_sent));
+        let answered = sessions.filter(|(id, _)| self.core.is_welcome(*id) || self.core.is_standby(*id));
+        answered.map(|(id, last_sent)| (id, last_sent + HEARTBEAT_MS))
+    }
+
     fn beat(&mut self, now: Time) {
-        if self.core.link_is_up() && now - self.last_sent >= HEARTBEAT_MS && !self.send(FromAgent::Heartbeat)
-        {
-            self.settle(VecDeque::from([Event::LinkDown]));
+        let due: Vec<LinkId> = self.beats().filter(|(_, at)| *at <= now).map(|(id, _)| id).collect();
+        for link in due {
+            if !self.send(link, FromAgent::Heartbeat) {
+                self.settle(VecDeque::from([Event::LinkDown(link)]));
+            }
         }
     }
 
     fn sleep(&self, now: Time) -> Duration {
         let deadline = self.core.next_deadline().map(|(at, _)| at);
-        let heartbeat = self.core.link_is_up().then_some(self.last_sent + HEARTBEAT_MS);
+        let heartbeat = self.beats().map(|(_, at)| at).min();
         let wait = deadline.into_iter().chain(heartbeat).min().map_or(LONGEST_SLEEP_MS, |at| (at - now).0);
         Duration::from_millis(wait.min(LONGEST_SLEEP_MS))
     }
@@ -245,6 +259,7 @@ impl Driver {
     fn report(&self) -> AgentReport {
         AgentReport {
             link_is_up: self.core.link_is_up(),
+            standbys: self.sessions.keys().filter(|id| self.core.is_standby(LinkId(**id))).count(),
             highest_term: self.core.highest_term(),
             leases: self.core.leases().reports(),
         }

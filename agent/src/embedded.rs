@@ -1,14 +1,14 @@
 //! An agent as a value: the program runs one, tests and benches run many in one process.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use phalanx_common::ids::NodeName;
 use phalanx_common::topology::Inventory;
-use phalanx_common::units::Time;
 use phalanx_node_core::Core;
+use phalanx_transport::EndpointError;
 use phalanx_transport::endpoint::bare_client_endpoint;
-use phalanx_transport::{EndpointError, Identity, TrustAnchor, client_config};
 use quinn::Endpoint;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -16,9 +16,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::clock;
+use crate::credentials::{Credentials, Presented};
+use crate::dial::{self, DialOptions};
 use crate::driver::{Driver, Input, LedgerSink};
 use crate::ledger_file::{LedgerFile, LedgerFileError};
-use crate::link::{self, LinkOptions};
 use crate::runner::Runner;
 
 pub use crate::driver::AgentReport;
@@ -42,11 +43,9 @@ pub enum LedgerPlace {
 pub struct AgentOptions {
     /// The node it guards.
     pub node: NodeName,
-    /// Certificate and key of the node.
-    pub identity: Identity,
-    /// Authority of the coordinators.
-    pub authority: TrustAnchor,
-    /// `HOST:PORT` of the coordinators.
+    /// Who it is, and whom it trusts.
+    pub credentials: Credentials,
+    /// `HOST:PORT` of the coordinators; a name that has several addresses is as many coordinators.
     pub coordinators: Vec<String>,
     /// Where the ledger is kept.
     pub ledger: LedgerPlace,
@@ -140,7 +139,7 @@ pub async fn start(
     if options.coordinators.is_empty() {
         return Err(AgentError::NoCoordinator);
     }
-    let config = client_config(&options.identity, &options.authority)?;
+    let presented = Presented::new(&options.credentials)?;
     let (endpoint, own_endpoint) = match options.endpoint {
         Some(endpoint) => (endpoint, None),
         None => {
@@ -167,14 +166,13 @@ pub async fn start(
         inputs: received,
         inventories,
         may_dial: Some(may_dial),
-        session: None,
-        last_sent: Time(0),
+        sessions: BTreeMap::new(),
     };
-    let link_options = LinkOptions { endpoint, config, coordinators: options.coordinators };
+    let dial_options = DialOptions { endpoint, presented, coordinators: options.coordinators };
     let link_inputs = inputs.clone();
     let link = tokio::spawn(async move {
         if dial.await.is_ok() {
-            link::run(link_options, link_inputs).await;
+            dial::run(dial_options, link_inputs).await;
         }
     });
     let driver = tokio::spawn(driver.run(first));

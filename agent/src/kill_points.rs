@@ -12,8 +12,8 @@ const SENT: Duration = Duration::from_millis(30);
 /// Before an event reaches the core.
 pub(crate) fn before_event(event: &Event) {
     match event {
-        Event::Message(ToAgent::Reserve { .. }) => kill_point::pass("reserve-received"),
-        Event::Message(ToAgent::Bound { .. }) => kill_point::pass("bound-seen"),
+        Event::Message(_, ToAgent::Reserve { .. }) => kill_point::pass("reserve-received"),
+        Event::Message(_, ToAgent::Bound { .. }) => kill_point::pass("bound-seen"),
         _ => {}
     }
 }
@@ -21,8 +21,8 @@ pub(crate) fn before_event(event: &Event) {
 /// Before what the core wants is done.
 pub(crate) fn before_action(action: &Action) {
     match action {
-        Action::Send(FromAgent::Reserved { .. }) => kill_point::pass("reserved"),
-        Action::Send(message) if acknowledges(message) => kill_point::pass("ledger-written"),
+        Action::Send(_, FromAgent::Reserved { .. }) => kill_point::pass("reserved"),
+        Action::Send(_, message) if acknowledges(message) => kill_point::pass("ledger-written"),
         Action::StartPod { .. } => kill_point::pass("started"),
         _ => {}
     }

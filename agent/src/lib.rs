@@ -3,14 +3,17 @@
 
 pub mod clock;
 pub mod config;
+pub mod credentials;
+mod dial;
 mod driver;
 pub mod embedded;
 pub mod inventory_report;
 #[cfg(debug_assertions)]
 mod kill_points;
 pub mod ledger_file;
-pub mod link;
+mod link;
 pub mod probe;
 mod runner;
 
+pub use credentials::Credentials;
 pub use embedded::{Agent, AgentError, AgentOptions, AgentReport, LedgerPlace, start};

@@ -1,21 +1,23 @@
-//! The QUIC client: dials, keeps one control stream, dials again.
+//! One connection to a coordinator: its control stream, both ways, until it ends.
 //!
-//! A connection counts as up only when the coordinator has said Welcome: before that it may not even have looked at
-//! our certificate.
+//! It counts as up only when the coordinator has said Welcome, or that it stands by: before that it may not even have
+//! looked at our certificate.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_common::topology::Inventory;
-use phalanx_common::wire::{FromAgent, LeaseReport, MAX_LEASES, OLDEST_VERSION, ToAgent, VERSION};
+use phalanx_common::wire::{
+    BearerToken, FromAgent, LeaseReport, MAX_LEASES, OLDEST_VERSION, STANDBY_SINCE, ToAgent, VERSION,
+};
 use phalanx_node_core::leases::message_bytes;
-use phalanx_transport::{COORDINATOR_NAME, ControlReader, ControlWriter, FrameError, open_control};
-use quinn::{ClientConfig, Connection, Endpoint};
+use phalanx_transport::{ControlReader, ControlWriter, FrameError, open_control};
+use quinn::Connection;
 use thiserror::Error;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
+use crate::credentials::{CredentialError, Renewals};
 use crate::driver::Input;
 
 /// Messages that may wait for the stream: some for every lease a node can have. An agent that has more to say than
@@ -27,26 +29,7 @@ const OUTGOING_BYTES: usize = 64 << 20;
 const ROOM: usize = OUTGOING / 2;
 /// The same in bytes: what is read already and not answered yet must find room too.
 const ROOM_BYTES: usize = OUTGOING_BYTES / 4 * 3;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Where nothing at all comes back, a new try finds the way sooner than this one, whose packets are sent ever
-/// more seldom: the last of them leaves shortly before this time is over.
-const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delays between tries are drawn from half to one and a half of a base that doubles each time: the first
-/// tries are quick, and a thousand agents of a coordinator that was away come back over one to three seconds.
-const FIRST_DELAY_MS: u64 = 100;
-const LAST_DELAY_MS: u64 = 1_600;
-
-/// Whom to dial, and as whom.
-#[derive(Clone, Debug)]
-pub struct LinkOptions {
-    /// Socket to dial from; agents of one process may share it.
-    pub endpoint: Endpoint,
-    /// Identity and authority.
-    pub config: ClientConfig,
-    /// `HOST:PORT` of the coordinators, tried in turn.
-    pub coordinators: Vec<String>,
-}
 
 /// What happens on the link.
 #[derive(Debug)]
@@ -103,9 +86,9 @@ fn queued_bytes(message: &FromAgent) -> usize {
 
 /// Why a connection was not made, or ended.
 #[derive(Debug, Error)]
-enum LinkError {
-    #[error("{0:?} has no address: {1}")]
-    Name(String, String),
+pub(crate) enum LinkError {
+    #[error(transparent)]
+    Credential(#[from] CredentialError),
     #[error("no answer within {} s", .0.as_secs())]
     NoAnswer(Duration),
     #[error("cannot dial: {0}")]
@@ -128,75 +111,24 @@ enum LinkError {
     Stopped,
 }
 
-/// Dials for ever. Ends when the driver does.
-pub(crate) async fn run(options: LinkOptions, driver: mpsc::Sender<Input>) {
-    let mut tries = 0_u32;
-    let mut last_reason = String::new();
-    for session in 0_u64.. {
-        let coordinator = &options.coordinators[session as usize % options.coordinators.len()];
-        let mut welcomed = false;
-        let connected = tokio::select! {
-            connected = connect(&options, coordinator) => connected,
-            () = driver.closed() => return,
-        };
-        let error = match connected {
-            Ok(connection) => serve(connection, session, &driver, &mut welcomed).await,
-            Err(error) => error,
-        };
-        if driver.is_closed() {
-            return;
-        }
-        if welcomed {
-            tries = 0;
-        }
-        if matches!(error, LinkError::Rejected(_)) {
-            // Asking again at once would get the same answer.
-            tries = u32::MAX;
-        }
-        let reason = error.to_string();
-        if welcomed || reason != last_reason {
-            tracing::warn!(%coordinator, %reason, "no link to the coordinator, dialling again");
-            last_reason = reason;
-        }
-        let delay = delay_ms(tries, uuid::Uuid::new_v4().as_u128() as u64);
-        tries = tries.saturating_add(1);
-        tokio::select! {
-            () = tokio::time::sleep(Duration::from_millis(delay)) => {}
-            () = driver.closed() => return,
-        }
-    }
-}
-
-fn delay_ms(tries: u32, random: u64) -> u64 {
-    let base = FIRST_DELAY_MS
-        .saturating_mul(1_u64.checked_shl(tries.min(16)).unwrap_or(u64::MAX))
-        .min(LAST_DELAY_MS);
-    base / 2 + random % base
-}
-
-async fn connect(options: &LinkOptions, coordinator: &str) -> Result<Connection, LinkError> {
-    let name_error = |reason: String| LinkError::Name(coordinator.to_owned(), reason);
-    let mut addresses =
-        tokio::net::lookup_host(coordinator).await.map_err(|error| name_error(error.to_string()))?;
-    let address: SocketAddr = addresses.next().ok_or_else(|| name_error("the name is empty".to_owned()))?;
-    let mut connecting = options.endpoint.connect_with(options.config.clone(), address, COORDINATOR_NAME)?;
-    let silence = |time| move |_| LinkError::NoAnswer(time);
-    let first = timeout(FIRST_ANSWER_TIMEOUT, connecting.handshake_data()).await;
-    first.map_err(silence(FIRST_ANSWER_TIMEOUT))??;
-    Ok(timeout(CONNECT_TIMEOUT, connecting).await.map_err(silence(CONNECT_TIMEOUT))??)
-}
-
 /// Serves one connection to its end and gives the reason of the end.
-async fn serve(
+pub(crate) async fn serve(
     connection: Connection,
     session: u64,
     driver: &mpsc::Sender<Input>,
+    mut renewals: Renewals,
     welcomed: &mut bool,
 ) -> LinkError {
-    let (reader, writer) = match open_control(&connection).await {
+    let (reader, mut writer) = match open_control(&connection).await {
         Ok(control) => control,
         Err(error) => return error.into(),
     };
+    // Who we are comes before what the node has.
+    if let Some(token) = renewals.first()
+        && let Err(error) = send_token(&mut writer, token).await
+    {
+        return error.into();
+    }
     let (sender, outgoing) = mpsc::channel(OUTGOING);
     let space = Arc::new(Semaphore::new(OUTGOING_BYTES));
     let written = Notify::new();
@@ -207,7 +139,7 @@ async fn serve(
     }
     let ended = tokio::select! {
         error = read(reader, session, driver, answers, welcomed) => error,
-        error = write(writer, outgoing, driver, &written) => error,
+        error = write(writer, outgoing, driver, &written, renewals) => error,
     };
     let _ = driver.send(Input::Link(LinkEvent::Down(session))).await;
     // The connection knows better than its streams why it ended.
@@ -262,12 +194,15 @@ async fn read(
             Err(error) => return error.into(),
         };
         let rejection = match &message {
-            ToAgent::Welcome { version, .. } if !(OLDEST_VERSION..=VERSION).contains(version) => {
+            ToAgent::Welcome { version, .. } | ToAgent::Standby { version, .. }
+                if !(OLDEST_VERSION..=VERSION).contains(version) =>
+            {
                 return LinkError::Version(*version);
             }
-            ToAgent::Welcome { version, cluster, term } => {
+            ToAgent::Welcome { version, cluster, term } | ToAgent::Standby { version, cluster, term } => {
                 *welcomed = true;
-                tracing::info!(version, %cluster, %term, "the coordinator says welcome");
+                let leads = matches!(message, ToAgent::Welcome { .. });
+                tracing::info!(session, leads, version, %cluster, %term, "the coordinator has let this agent in");
                 // Before the driver hears of the Welcome, so that its answers are of the new version.
                 if answers.set_version(*version).await.is_none() {
                     return LinkError::Stopped;
@@ -295,21 +230,41 @@ async fn write(
     mut outgoing: mpsc::Receiver<Outgoing>,
     driver: &mpsc::Sender<Input>,
     written: &Notify,
+    mut renewals: Renewals,
 ) -> LinkError {
-    while let Some(next) = outgoing.recv().await {
+    loop {
+        let next = tokio::select! {
+            next = outgoing.recv() => next,
+            token = renewals.next() => {
+                if let Err(error) = send_token(&mut writer, token).await {
+                    return error.into();
+                }
+                continue;
+            }
+        };
         match next {
-            Outgoing::Version(version) => writer.set_version(version),
-            Outgoing::Message(message, taken) => {
+            Some(Outgoing::Version(version)) => writer.set_version(version),
+            Some(Outgoing::Message(message, taken)) => {
                 if let Err(error) = writer.send(&*message).await {
                     return error.into();
                 }
                 drop((message, taken));
             }
+            None => break,
         }
         written.notify_one();
     }
     // The driver has dropped its end: it stops, or it had more to say than the channel holds.
     if driver.is_closed() { LinkError::Stopped } else { LinkError::Slow }
+}
+
+/// Before the version is agreed on, too: only coordinators that know tokens are asked to take one.
+async fn send_token(writer: &mut ControlWriter, token: BearerToken) -> Result<(), FrameError> {
+    let agreed = writer.version();
+    writer.set_version(agreed.max(STANDBY_SINCE));
+    let sent = writer.send(&FromAgent::Token(token)).await;
+    writer.set_version(agreed);
+    sent
 }
 
 #[cfg(test)]
@@ -360,16 +315,5 @@ mod tests {
         let link = LinkSender { sender, space: Arc::new(Semaphore::new(OUTGOING_BYTES)) };
         let small = (0..=OUTGOING).take_while(|_| link.try_send(FromAgent::Heartbeat)).count();
         assert_eq!(small, OUTGOING);
-    }
-
-    #[test]
-    fn the_first_tries_are_quick_and_the_last_ones_spread() {
-        for random in [0, 1, 77, u64::MAX] {
-            assert!((50..=150).contains(&delay_ms(0, random)));
-            for tries in [10, 63, 64, u32::MAX] {
-                assert!((800..2_400).contains(&delay_ms(tries, random)), "{tries} {random}");
-            }
-        }
-        assert!(delay_ms(3, 5) < delay_ms(8, 5));
     }
 }

@@ -1,15 +1,15 @@
 //! The program `phalanx-agent`.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
-use phalanx_agent::config::{Config, RunArguments};
+use phalanx_agent::config::{Config, CredentialFiles, RunArguments};
 use phalanx_agent::inventory_report::run_inventory;
 use phalanx_agent::probe::{self, NodeProbe, ProbeOptions};
-use phalanx_agent::{AgentOptions, LedgerPlace, start};
+use phalanx_agent::{AgentOptions, Credentials, LedgerPlace, start};
 use phalanx_common::describe::describe;
 use phalanx_process::{LogFormat, outlive_file_limits, start_log};
 use phalanx_transport::{Identity, TrustAnchor};
@@ -113,8 +113,7 @@ async fn run_until_signal(config: Config) -> Result<()> {
     Ok(())
 }
 
-fn options(config: &Config) -> Result<AgentOptions> {
-    let directory = &config.pki_directory;
+fn certificate(config: &Config, directory: &Path) -> Result<Credentials> {
     let help = || {
         format!(
             "--pki-dir: {} needs ca.pem, agent.pem and agent.key, as `phalanx-coordinator issue-agent --node {} --out DIR` \
@@ -133,10 +132,19 @@ fn options(config: &Config) -> Result<AgentOptions> {
         directory.display(),
         config.node
     );
+    Ok(Credentials::Certificate { identity, authority })
+}
+
+fn options(config: &Config) -> Result<AgentOptions> {
+    let credentials = match &config.credentials {
+        CredentialFiles::Directory(directory) => certificate(config, directory)?,
+        CredentialFiles::Token { token_file, authority_file } => {
+            Credentials::Token { token_file: token_file.clone(), authority_file: authority_file.clone() }
+        }
+    };
     Ok(AgentOptions {
         node: config.node.clone(),
-        identity,
-        authority,
+        credentials,
         coordinators: config.coordinators.clone(),
         ledger: LedgerPlace::Directory(config.state_directory.clone()),
         endpoint: None,

@@ -8,7 +8,7 @@ use std::fs;
 use std::time::Duration;
 
 use phalanx_agent::embedded::spawn;
-use phalanx_agent::{AgentError, LedgerPlace};
+use phalanx_agent::{AgentError, Credentials, LedgerPlace};
 use phalanx_common::ids::{ClusterId, GpuId, PodUid, Term};
 use phalanx_common::topology::GpuHealth;
 use phalanx_common::units::Millis;
@@ -187,7 +187,9 @@ async fn an_older_leader_is_not_obeyed() {
 async fn a_coordinator_of_another_authority_is_not_spoken_to() {
     let coordinator = FakeCoordinator::new();
     let mut options = coordinator.options(LedgerPlace::Memory);
-    options.authority = CertificateAuthority::create().unwrap().trust_anchor();
+    let stranger = CertificateAuthority::create().unwrap().trust_anchor();
+    let Credentials::Certificate { authority, .. } = &mut options.credentials else { unreachable!() };
+    *authority = stranger;
     let (agent, _inventories) = spawn(options, inventory(1)).await.unwrap();
     let error = coordinator.endpoint.accept().await.unwrap().await.unwrap_err().to_string();
     assert!(error.contains("certificate"), "{error}");
@@ -199,7 +201,9 @@ async fn a_coordinator_of_another_authority_is_not_spoken_to() {
 async fn an_agent_of_another_authority_is_never_up() {
     let coordinator = FakeCoordinator::new();
     let mut options = coordinator.options(LedgerPlace::Memory);
-    options.identity = CertificateAuthority::create().unwrap().issue_agent(&options.node).unwrap();
+    let stranger = CertificateAuthority::create().unwrap().issue_agent(&options.node).unwrap();
+    let Credentials::Certificate { identity, .. } = &mut options.credentials else { unreachable!() };
+    *identity = stranger;
     let (agent, _inventories) = spawn(options, inventory(1)).await.unwrap();
     for _ in 0..2 {
         let error = coordinator.endpoint.accept().await.unwrap().await.unwrap_err().to_string();

@@ -8,7 +8,6 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use phalanx_agent::LedgerPlace;
 use phalanx_common::ids::NodeName;
 use phalanx_common::wire::{FromAgent, LeaseState, ToAgent};
 use support::{FakeCoordinator, NODE, TERM, lease, reserve};
@@ -38,9 +37,9 @@ fn run(directory: &Path, arguments: &[&str]) -> Process {
 }
 
 fn save_certificates(coordinator: &FakeCoordinator, directory: &Path) {
-    let options = coordinator.options(LedgerPlace::Memory);
-    options.identity.save(&directory.join("pki"), "agent").unwrap();
-    options.authority.save(&directory.join("pki")).unwrap();
+    let (identity, authority) = coordinator.certificate();
+    identity.save(&directory.join("pki"), "agent").unwrap();
+    authority.save(&directory.join("pki")).unwrap();
 }
 
 /// Ends the process by a signal and gives its exit code and log.

@@ -12,7 +12,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use phalanx_agent::LedgerPlace;
 use phalanx_common::wire::{FromAgent, LeaseState, RefusalCause, ToAgent};
 use support::{FakeCoordinator, NODE, Session, TERM, lease, reserve};
 
@@ -69,9 +68,9 @@ impl Node {
     fn new() -> Self {
         let (directory, pki) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let coordinator = FakeCoordinator::new();
-        let options = coordinator.options(LedgerPlace::Memory);
-        options.identity.save(pki.path(), "agent").unwrap();
-        options.authority.save(pki.path()).unwrap();
+        let (identity, authority) = coordinator.certificate();
+        identity.save(pki.path(), "agent").unwrap();
+        authority.save(pki.path()).unwrap();
         Self { directory, pki, coordinator }
     }
 
@@ -191,7 +190,7 @@ async fn broken_certificates_are_named() {
     }
     // Of another authority: every coordinator would turn it away.
     let stranger = FakeCoordinator::new();
-    stranger.options(LedgerPlace::Memory).authority.save(node.pki.path()).unwrap();
+    stranger.certificate().1.save(node.pki.path()).unwrap();
     let text = node.refusal();
     assert!(text.contains("agent.pem: ca.pem is not of the authority that signed it"), "{text}");
 }

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use phalanx_agent::Credentials;
 use phalanx_agent::embedded::{AgentOptions, LedgerPlace, spawn};
 use phalanx_benches::{gpu_id, inventory, node_name, pod_request};
 use phalanx_common::ids::{ClusterId, GangName, LeaseId, PodUid, Term};
@@ -61,8 +62,10 @@ async fn fan_out(agents: usize, rounds: u64) -> Result<(), Failure> {
     for node in 0..agents {
         let options = AgentOptions {
             node: node_name(node),
-            identity: authority.issue_agent(&node_name(node))?,
-            authority: authority.trust_anchor(),
+            credentials: Credentials::Certificate {
+                identity: authority.issue_agent(&node_name(node))?,
+                authority: authority.trust_anchor(),
+            },
             coordinators: vec![address.to_string()],
             ledger: LedgerPlace::Memory,
             endpoint: None,

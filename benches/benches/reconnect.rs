@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use phalanx_agent::Credentials;
 use phalanx_agent::embedded::{Agent, AgentOptions, LedgerPlace, spawn};
 use phalanx_benches::{inventory, node_name};
 use phalanx_coordinator::config::{Config, LogFormat};
@@ -55,8 +56,7 @@ async fn start(
     let (identity, authority) = issue_agent(directory, &node_name(node))?;
     let options = AgentOptions {
         node: node_name(node),
-        identity,
-        authority,
+        credentials: Credentials::Certificate { identity, authority },
         coordinators: vec![address.to_string()],
         ledger: LedgerPlace::Memory,
         endpoint: Some(sockets[node % sockets.len()].clone()),

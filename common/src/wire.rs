@@ -20,13 +20,17 @@ use crate::units::Millis;
 pub mod codec;
 
 /// Newest version of the messages this build speaks.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Oldest version this build still serves.
 pub const OLDEST_VERSION: u16 = 1;
 /// Application protocol of the QUIC connection.
 pub const ALPN: &[u8] = b"phalanx/1";
 /// Most leases in one message.
 pub const MAX_LEASES: usize = 4096;
+/// Version that brought coordinators that do not lead, and tokens.
+pub const STANDBY_SINCE: u16 = 3;
+/// Longest bearer token; those of Kubernetes have one to two KiB.
+pub const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 /// Reads a sequence of at most `MAX` elements; a longer one is refused before memory is taken for it.
 ///
@@ -63,6 +67,39 @@ where
     }
 
     deserializer.deserialize_seq(Limited::<T, MAX>(PhantomData))
+}
+
+/// A token that says who an agent is. Whoever has it can pose as that agent, so it is never shown.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BearerToken(#[serde(deserialize_with = "short_text::<_, MAX_TOKEN_BYTES>")] String);
+
+impl BearerToken {
+    /// Takes a token; `None` where it is longer than a token may be.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        (text.len() <= MAX_TOKEN_BYTES).then(|| Self(text.to_owned()))
+    }
+
+    /// The token itself.
+    #[must_use]
+    pub fn secret(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for BearerToken {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "BearerToken({} bytes)", self.0.len())
+    }
+}
+
+fn short_text<'de, D: Deserializer<'de>, const MAX: usize>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let bytes = text.len();
+    if bytes <= MAX {
+        return Ok(text);
+    }
+    Err(D::Error::custom(format_args!("a text of {bytes} bytes: at most {MAX} are allowed")))
 }
 
 /// How firmly a lease names devices.
@@ -203,7 +240,8 @@ impl fmt::Display for RefusalCause {
 /// What an agent tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromAgent {
-    /// First message of a connection; always in the form of version 1.
+    /// First message of a connection, but for a token; always in the form of version 1. Sent again when a
+    /// coordinator that begins to lead asks for it.
     Hello(Hello),
     /// Everything the node has, after a change of what is there.
     Inventory(Inventory),
@@ -266,6 +304,9 @@ pub enum FromAgent {
         #[serde(deserialize_with = "limited::<_, _, { crate::topology::MAX_GPUS_PER_NODE }>")]
         gpus: Vec<(GpuId, GpuHealth)>,
     },
+    /// Since version 3: who the agent is, where it has no certificate. Comes before the first Hello, and again when the
+    /// node has a newer token.
+    Token(BearerToken),
 }
 
 /// An agent's first message.
@@ -344,6 +385,18 @@ pub enum ToAgent {
         /// The lease.
         lease: LeaseId,
     },
+    /// Since version 3: answer to Hello by a coordinator that does not lead. The connection stays, so that the agent
+    /// is there at once when this coordinator begins to lead.
+    Standby {
+        /// Version of all further messages.
+        version: u16,
+        /// The cluster.
+        cluster: ClusterId,
+        /// Term of the leader as far as this coordinator knows; for people, never obeyed.
+        term: Term,
+    },
+    /// Since version 3: this coordinator leads now. The agent says Hello again, with what is true now.
+    SayHello,
 }
 
 impl FromAgent {
@@ -352,6 +405,7 @@ impl FromAgent {
     pub const fn since(&self) -> u16 {
         match self {
             Self::HealthChanged { .. } => 2,
+            Self::Token(_) => STANDBY_SINCE,
             _ => 1,
         }
     }
@@ -361,6 +415,9 @@ impl ToAgent {
     /// Version that brought this message.
     #[must_use]
     pub const fn since(&self) -> u16 {
-        1
+        match self {
+            Self::Standby { .. } | Self::SayHello => STANDBY_SINCE,
+            _ => 1,
+        }
     }
 }

@@ -14,8 +14,8 @@ use phalanx_common::topology::{
 use phalanx_common::units::Millis;
 use phalanx_common::wire::codec::{self, CodecError, HEADER_BYTES, MAX_FRAME_BYTES, Message};
 use phalanx_common::wire::{
-    ContainerDevices, Exactness, FromAgent, Hello, LeaseReport, LeaseRequest, LeaseState, MAX_LEASES,
-    RefusalCause, ToAgent, VERSION,
+    BearerToken, ContainerDevices, Exactness, FromAgent, Hello, LeaseReport, LeaseRequest, LeaseState,
+    MAX_LEASES, MAX_TOKEN_BYTES, RefusalCause, ToAgent, VERSION,
 };
 use proptest::prelude::*;
 
@@ -97,6 +97,11 @@ fn to_agent() -> Vec<(ToAgent, &'static str)> {
         (ToAgent::Bound { term, lease }, "0403fd887766554433221103fb2c01"),
         (ToAgent::GangBound { term, lease }, "0503fd887766554433221103fb2c01"),
         (ToAgent::Release { term, lease }, "0603fd887766554433221103fb2c01"),
+        (
+            ToAgent::Standby { version: 3, cluster: ClusterId::from("c-1"), term },
+            "070303632d3103fd8877665544332211",
+        ),
+        (ToAgent::SayHello, "08"),
     ]
 }
 
@@ -166,6 +171,7 @@ fn from_agent() -> Vec<(FromAgent, &'static str)> {
         (FromAgent::PodEnded { pod: pod.clone(), succeeded: true }, "0703752d3101"),
         (FromAgent::PodStopped { pod }, "0803752d31"),
         (FromAgent::HealthChanged { gpus: health }, "090207010800"),
+        (FromAgent::Token(BearerToken::new("a.b.c").unwrap()), "0a05612e622e63"),
     ]
 }
 
@@ -209,6 +215,8 @@ fn every_variant_has_a_golden_value() {
         ToAgent::Bound { .. } => 4,
         ToAgent::GangBound { .. } => 5,
         ToAgent::Release { .. } => 6,
+        ToAgent::Standby { .. } => 7,
+        ToAgent::SayHello => 8,
     };
     let from = |message: &FromAgent| match message {
         FromAgent::Hello(_) => 0,
@@ -221,12 +229,13 @@ fn every_variant_has_a_golden_value() {
         FromAgent::PodEnded { .. } => 7,
         FromAgent::PodStopped { .. } => 8,
         FromAgent::HealthChanged { .. } => 9,
+        FromAgent::Token(_) => 10,
     };
     let mut seen: Vec<u32> = to_agent().iter().map(|(message, _)| to(message)).collect();
-    assert_eq!(seen, (0..7).collect::<Vec<_>>());
+    assert_eq!(seen, (0..9).collect::<Vec<_>>());
     seen = from_agent().iter().map(|(message, _)| from(message)).collect();
     seen.dedup();
-    assert_eq!(seen, (0..10).collect::<Vec<_>>());
+    assert_eq!(seen, (0..11).collect::<Vec<_>>());
 }
 
 /// A frame of version 2 with this body.
@@ -266,6 +275,21 @@ fn counts_over_the_limit_are_refused_before_memory_is_taken() {
     let more = codec::encode(&message(MAX_GPUS_PER_NODE + 1), VERSION).unwrap();
     let error = codec::decode::<FromAgent>(&more[4..]).unwrap_err().to_string();
     assert!(error.contains("at most 64 elements"), "{error}");
+}
+
+#[test]
+fn a_token_is_bounded_and_never_shown() {
+    assert_eq!(BearerToken::new(&"a".repeat(MAX_TOKEN_BYTES + 1)), None);
+    let longest = FromAgent::Token(BearerToken::new(&"a".repeat(MAX_TOKEN_BYTES)).unwrap());
+    assert_eq!(format!("{longest:?}"), "Token(BearerToken(16384 bytes))");
+    let frame = codec::encode(&longest, VERSION).unwrap();
+    assert_eq!(codec::decode::<FromAgent>(&frame[4..]).unwrap(), longest);
+    // Token: variant 10, then a text that is one byte longer than allowed.
+    let length = (MAX_TOKEN_BYTES + 1) as u16;
+    let longer = [&[10_u8, 251][..], &length.to_le_bytes(), &vec![b'a'; length as usize]].concat();
+    let frame = [&3_u16.to_le_bytes()[..], &longer].concat();
+    let error = codec::decode::<FromAgent>(&frame).unwrap_err().to_string();
+    assert!(error.contains("at most 16384 are allowed"), "{error}");
 }
 
 #[test]
@@ -346,7 +370,7 @@ fn two_peers_agree_on_the_newest_version_both_speak() {
     assert_eq!(codec::agree(1, 1), Some(1));
     assert_eq!(codec::agree(1, 2), Some(2));
     assert_eq!(codec::agree(2, 9), Some(VERSION));
-    assert_eq!(codec::agree(3, 9), None);
+    assert_eq!(codec::agree(VERSION + 1, 9), None);
     assert_eq!(codec::agree(0, 0), None);
 }
 

@@ -6,8 +6,10 @@
 
 mod accept;
 mod budget;
+mod credential;
 mod gate;
 mod session;
+mod standby;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,10 +19,11 @@ use std::time::Duration;
 use phalanx_common::ids::{ClusterId, LeaseId, NodeName, PodUid, Term};
 use phalanx_common::wire::{FromAgent, Hello, MAX_LEASES, ToAgent};
 use quinn::{Connection, Endpoint, VarInt};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use self::budget::Quiet;
+pub use self::credential::{Review, TokenCheck};
 use crate::metrics::Metrics;
 
 /// From the first packet to the Hello.
@@ -47,7 +50,8 @@ mod code {
     pub(super) const SLOW: u32 = 2;
     pub(super) const SILENT: u32 = 3;
     pub(super) const INVALID: u32 = 4;
-    pub(super) const REPLACED: u32 = 5;
+    pub(super) const REPLACED: u32 = phalanx_transport::REPLACED_CODE;
+    pub(super) const IDENTITY: u32 = 6;
 }
 
 /// What happens at the agents, for the driver.
@@ -194,6 +198,10 @@ struct Shared {
     driver: mpsc::Sender<AgentInput>,
     pods: mpsc::Sender<PodReport>,
     metrics: Arc<Metrics>,
+    /// Looks at the tokens of those that have no certificate; without it each must have one.
+    tokens: Option<TokenCheck>,
+    /// Agents that are asked for a Hello at once, when this coordinator begins to lead.
+    promotions: Arc<Semaphore>,
     /// Lines about connections that are shed.
     shed_lines: Quiet,
     /// Lines about agents that are not let in.
@@ -212,7 +220,8 @@ pub struct AgentServer {
 pub struct AgentServerParts {
     /// The cluster.
     pub cluster: ClusterId,
-    /// The leader's term, for the Welcome.
+    /// The leader's term, for the Welcome. As long as it is `Term::default()` this coordinator does not lead: agents are
+    /// kept, and the driver hears of none of them.
     pub term: watch::Receiver<Term>,
     /// To the driver; bounded by its maker.
     pub driver: mpsc::Sender<AgentInput>,
@@ -223,9 +232,16 @@ pub struct AgentServerParts {
 }
 
 impl AgentServer {
-    /// Lets agents in from now on.
+    /// Lets agents with a certificate in from now on.
     #[must_use]
     pub fn start(endpoint: Endpoint, parts: AgentServerParts) -> Self {
+        Self::start_with(endpoint, parts, None)
+    }
+
+    /// As `start`, and those without a certificate whose token this check takes. The endpoint must let them come:
+    /// `PeerCertificate::Optional`.
+    #[must_use]
+    pub fn start_with(endpoint: Endpoint, parts: AgentServerParts, tokens: Option<TokenCheck>) -> Self {
         let AgentServerParts { cluster, term, driver, pods, metrics } = parts;
         let shared = Arc::new(Shared {
             cluster,
@@ -234,6 +250,8 @@ impl AgentServer {
             driver,
             pods,
             metrics,
+            tokens,
+            promotions: Arc::new(Semaphore::new(standby::PROMOTIONS)),
             shed_lines: Quiet::new(1, SHED_LINE),
             refused_lines: Quiet::new(REFUSED_LINES, REFUSED_LINE),
         });

@@ -70,6 +70,8 @@ pub struct Metrics {
     kept: Family<What, Gauge>,
     /// Agents whose connection is up.
     pub agents: Gauge,
+    /// Agents that wait for this coordinator to lead.
+    pub standing_by: Gauge,
     /// Connections ended because the agent took its messages too slowly.
     pub slow_agents: Counter,
     /// Messages that were read later because the agent said more than any node has to say.
@@ -108,6 +110,7 @@ impl Default for Metrics {
             gpus_held: Gauge::default(),
             kept: Family::default(),
             agents: Gauge::default(),
+            standing_by: Gauge::default(),
             slow_agents: Counter::default(),
             throttled: Counter::default(),
             admitting: Gauge::default(),
@@ -131,6 +134,8 @@ impl Default for Metrics {
         registry.register("gpus_held", "GPUs held by pods", metrics.gpus_held.clone());
         registry.register("kept", "Entries of the core's tables", metrics.kept.clone());
         registry.register("agents_connected", "Agents whose connection is up", metrics.agents.clone());
+        let standing_by = metrics.standing_by.clone();
+        registry.register("agents_standing_by", "Agents that wait for this coordinator to lead", standing_by);
         registry.register(
             "agents_slow",
             "Connections ended because the agent was slow",

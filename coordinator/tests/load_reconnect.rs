@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use phalanx_agent::Credentials;
 use phalanx_agent::embedded::{self, Agent, AgentOptions, LedgerPlace};
 use phalanx_common::ids::NodeName;
 use phalanx_common::wire::LeaseReport;
@@ -77,8 +78,7 @@ async fn agent(state_dir: &Path, to: SocketAddr, socket: &Endpoint, number: u128
     let (identity, authority) = issue_agent(state_dir, &node).unwrap();
     let options = AgentOptions {
         node,
-        identity,
-        authority,
+        credentials: Credentials::Certificate { identity, authority },
         coordinators: vec![to.to_string()],
         ledger: LedgerPlace::Memory,
         endpoint: Some(socket.clone()),

@@ -131,7 +131,7 @@ async fn versions_without_a_common_one_are_rejected() {
     let (_peer, answer) = send_first(&coordinator, directory.path(), "n1", FromAgent::Hello(new)).await;
     assert_eq!(
         rejection(answer),
-        "the agent speaks message versions 7 to 9, this coordinator 1 to 2: upgrade the older of the two"
+        "the agent speaks message versions 7 to 9, this coordinator 1 to 3: upgrade the older of the two"
     );
     stop(coordinator).await;
 }

@@ -8,13 +8,14 @@ use phalanx_common::units::Millis;
 use phalanx_common::wire::FromAgent;
 use thiserror::Error;
 
+use crate::event::LinkId;
 use crate::ledger::Ledger;
 
 /// Something to do. Its outcome, where it has one, comes back as an `Event`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send this to the coordinator.
-    Send(FromAgent),
+    /// Send this to the coordinator at the other end of this connection.
+    Send(LinkId, FromAgent),
     /// Write the ledger; answered by `Persisted` or `PersistFailed`. A revision may be skipped when a newer one waits.
     Persist {
         /// Grows by one with each.

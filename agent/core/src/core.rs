@@ -6,13 +6,14 @@ use phalanx_common::ids::{ClusterId, LeaseId, NodeName, PodUid, Term};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::topology::Inventory;
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{FromAgent, Hello, LeaseState, OLDEST_VERSION, RefusalCause, VERSION};
+use phalanx_common::wire::{FromAgent, LeaseState, RefusalCause};
 
 use crate::action::{Action, Warning};
-use crate::event::Event;
-use crate::inventory::{difference, unusable};
+use crate::event::{Event, LinkId};
+use crate::inventory::unusable;
 use crate::leases::{Lease, Leases, Phase};
 use crate::ledger::Ledger;
+use crate::links::Links;
 use crate::tombstones::Tombstones;
 
 /// A ledger that could not be written is tried again after this time.
@@ -25,25 +26,6 @@ pub enum Deadline {
     Expiry(LeaseId),
     /// The ledger is to be written again after a failure.
     LedgerRetry,
-}
-
-/// What the coordinator knows on the present connection.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Link {
-    /// No connection.
-    #[default]
-    Down,
-    /// A connection, but no reading of the hardware to say Hello with.
-    Silent,
-    /// Hello was said with this inventory.
-    Greeted(Box<Inventory>),
-    /// Welcome came; the coordinator knows this inventory.
-    Up {
-        /// Version of the messages.
-        version: u16,
-        /// Inventory as the coordinator knows it.
-        told: Box<Inventory>,
-    },
 }
 
 /// Answers that may wait for the disk.
@@ -74,7 +56,7 @@ pub struct Core {
     pub(crate) leases: Leases,
     pub(crate) tombstones: Tombstones,
     pub(crate) inventory: Option<Inventory>,
-    pub(crate) link: Link,
+    pub(crate) links: Links,
     pub(crate) waiting: Vec<Waiting>,
     /// Revision last handed out for writing.
     pub(crate) revision: u64,
@@ -86,8 +68,6 @@ pub struct Core {
     pub(crate) retry_at: Option<Time>,
     /// Why it failed, as it was told.
     pub(crate) unwritten: Option<Arc<str>>,
-    /// Term that was told to be not obeyed on the present connection.
-    pub(crate) told_stale: Option<Term>,
 }
 
 impl Core {
@@ -110,14 +90,13 @@ impl Core {
             leases: Leases::default(),
             tombstones: Tombstones::default(),
             inventory: None,
-            link: Link::Down,
+            links: Links::new(),
             waiting: Vec::new(),
             revision: 0,
             persisted: 0,
             dirty: false,
             retry_at: None,
             unwritten: None,
-            told_stale: None,
         };
         if let Some(ledger) = ledger {
             core.recover(ledger, now, actions);
@@ -131,13 +110,9 @@ impl Core {
         self.expire(now);
         match event {
             Event::Inventory(reading) => self.read(reading, now, actions),
-            Event::LinkUp => {
-                self.link = Link::Silent;
-                self.told_stale = None;
-                self.greet(actions);
-            }
-            Event::LinkDown => self.link_down(),
-            Event::Message(message) => self.message(message, now, actions),
+            Event::LinkUp(link) => self.link_up(link, actions),
+            Event::LinkDown(link) => self.link_down(link),
+            Event::Message(link, message) => self.message(link, message, now, actions),
             Event::Persisted { revision } => self.ledger_written(revision, actions),
             Event::PersistFailed { revision, message } => {
                 self.persist_failed(revision, message, now, actions)
@@ -183,12 +158,6 @@ impl Core {
         self.inventory.as_ref()
     }
 
-    /// True between a Welcome and the end of its connection.
-    #[must_use]
-    pub const fn link_is_up(&self) -> bool {
-        matches!(self.link, Link::Up { .. })
-    }
-
     /// Marks durable state as changed; gives the revision that will hold the change.
     pub(crate) const fn touch(&mut self) -> u64 {
         self.dirty = true;
@@ -218,13 +187,6 @@ impl Core {
         }
     }
 
-    /// Sends to a coordinator that has said Welcome; without one the next Hello tells.
-    pub(crate) fn send(&self, message: FromAgent, actions: &mut Vec<Action>) {
-        if self.link_is_up() {
-            actions.push(Action::Send(message));
-        }
-    }
-
     /// Answers with the state of a lease, as soon as the disk holds all that stands behind it.
     pub(crate) fn answer(&mut self, term: Term, lease: LeaseId) {
         let needs = self.leases.get(lease).map_or(0, |known| known.changed_in).max(self.term_in);
@@ -239,14 +201,14 @@ impl Core {
         }
     }
 
-    pub(crate) fn refuse(&self, term: Term, lease: LeaseId, cause: RefusalCause, actions: &mut Vec<Action>) {
+    pub(crate) fn refusal(&self, term: Term, lease: LeaseId, cause: RefusalCause) -> FromAgent {
         let inventory = Box::new(self.inventory.clone().unwrap_or_else(|| Inventory::empty(0, 0)));
         let leases = self.leases.reports();
-        self.send(FromAgent::Refused { term, lease, cause, inventory, leases }, actions);
+        FromAgent::Refused { term, lease, cause, inventory, leases }
     }
 
     fn expire(&mut self, now: Time) {
-        let is_alone = self.link == Link::Down;
+        let is_alone = self.links.is_empty();
         let due = |(id, lease): (&LeaseId, &Lease)| match lease.phase {
             Phase::Reserved { expires_at } if expires_at <= now => Some(*id),
             Phase::Armed if planted::is(Bug::ExpireArmed) && is_alone => Some(*id),
@@ -274,41 +236,14 @@ impl Core {
             self.inventory = Some(reading);
             self.verify(now, actions);
         }
-        match self.link {
-            Link::Silent => self.greet(actions),
-            Link::Up { .. } => self.tell_inventory(actions),
-            Link::Down | Link::Greeted(_) => {}
-        }
+        self.tell_reading(actions);
     }
 
-    fn link_down(&mut self) {
-        self.link = Link::Down;
+    fn link_down(&mut self, link: LinkId) {
+        self.links.remove(&link);
         if planted::is(Bug::FreeOnAbsence) {
             self.leases = Leases::default();
             self.touch();
-        }
-    }
-
-    fn greet(&mut self, actions: &mut Vec<Action>) {
-        let Some(inventory) = self.inventory.clone() else { return };
-        self.link = Link::Greeted(Box::new(inventory.clone()));
-        actions.push(Action::Send(FromAgent::Hello(Hello {
-            oldest_version: OLDEST_VERSION,
-            newest_version: VERSION,
-            node: self.node.clone(),
-            cluster: self.cluster.clone(),
-            highest_term: self.highest_term,
-            inventory,
-            leases: self.leases.reports(),
-        })));
-    }
-
-    /// Tells what changed since the coordinator was last told.
-    pub(crate) fn tell_inventory(&mut self, actions: &mut Vec<Action>) {
-        let (Link::Up { version, told }, Some(inventory)) = (&mut self.link, &self.inventory) else { return };
-        if let Some(message) = difference(told, inventory, *version) {
-            **told = inventory.clone();
-            actions.push(Action::Send(message));
         }
     }
 

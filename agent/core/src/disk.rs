@@ -86,7 +86,7 @@ impl Core {
         let mut told: BTreeSet<LeaseId> = BTreeSet::new();
         if let Some(answer) = self.waiting.iter().find(is_ending).copied() {
             told.insert(answer.lease);
-            self.refuse(answer.term, answer.lease, cause.clone(), actions);
+            self.send(self.refusal(answer.term, answer.lease, cause.clone()), actions);
         }
         let mut told_why: BTreeSet<LeaseState> = BTreeSet::new();
         for Waiting { term, lease, .. } in failed.iter().copied() {
@@ -95,7 +95,7 @@ impl Core {
             }
             let state = self.leases.get(lease).map_or(LeaseState::Gone, |known| known.known);
             if told_why.insert(state) {
-                self.refuse(term, lease, cause.clone(), actions);
+                self.send(self.refusal(term, lease, cause.clone()), actions);
             } else {
                 self.send(FromAgent::LeaseIs { term, lease, state }, actions);
             }

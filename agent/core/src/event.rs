@@ -4,17 +4,21 @@ use phalanx_common::ids::PodUid;
 use phalanx_common::topology::Inventory;
 use phalanx_common::wire::ToAgent;
 
+/// A connection to a coordinator, by a number that no other one of this agent has or had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LinkId(pub u64);
+
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The hardware was read.
     Inventory(Inventory),
-    /// A connection to the coordinator stands; nothing was said on it yet.
-    LinkUp,
+    /// A connection to a coordinator stands; nothing was said on it yet.
+    LinkUp(LinkId),
     /// The connection is gone.
-    LinkDown,
-    /// The coordinator says something.
-    Message(ToAgent),
+    LinkDown(LinkId),
+    /// The coordinator at the other end says something.
+    Message(LinkId, ToAgent),
     /// The ledger of this revision is on disk, and with it all that earlier revisions held.
     Persisted {
         /// Number of the `Action::Persist`.

@@ -22,10 +22,11 @@ pub mod inventory;
 mod kept;
 pub mod leases;
 pub mod ledger;
+mod links;
 mod messages;
 pub mod tombstones;
 
 pub use action::{Action, Warning};
 pub use core::{Core, Deadline};
-pub use event::Event;
+pub use event::{Event, LinkId};
 pub use ledger::{DurableLease, DurableState, Ledger};

@@ -8,51 +8,70 @@ use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, LeaseRequest, LeaseState, RefusalCause, ToAgent};
 
 use crate::action::{Action, Warning};
-use crate::core::{Core, Link, Waiting};
+use crate::core::{Core, Waiting};
+use crate::event::LinkId;
 use crate::leases::{Lease, Leases, Phase};
+use crate::links::{Link, Talk};
 
 /// Longest reservation: a promise that is only in memory must not outlive its coordinator's interest.
 const MAX_RESERVATION_MS: Millis = Millis(600_000);
 
 impl Core {
-    pub(crate) fn message(&mut self, message: ToAgent, now: Time, actions: &mut Vec<Action>) {
-        let opening = matches!(message, ToAgent::Welcome { .. } | ToAgent::Rejected { .. });
-        if !opening && !self.link_is_up() {
+    pub(crate) fn message(&mut self, link: LinkId, message: ToAgent, now: Time, actions: &mut Vec<Action>) {
+        match message {
+            ToAgent::Welcome { version, cluster, term } => {
+                return self.welcome(link, version, cluster, term, actions);
+            }
+            ToAgent::Rejected { message } => return actions.push(Action::Warn(Warning::Rejected(message))),
+            ToAgent::Standby { .. } => return self.stands_by(link),
+            ToAgent::SayHello if self.is_standby(link) => return self.greet(link, actions),
             // Of a connection that is dead or was never welcomed: as good as lost.
-            return;
+            _ if !self.is_welcome(link) => return,
+            _ => {}
         }
         match message {
-            ToAgent::Welcome { version, cluster, term } => self.welcome(version, cluster, term, actions),
-            ToAgent::Rejected { message } => actions.push(Action::Warn(Warning::Rejected(message))),
             ToAgent::Reserve { term, lease, request, expires_in_ms } => {
                 if self.obey(term) {
-                    self.reserve(term, lease, *request, expires_in_ms, now, actions);
+                    self.reserve(link, (term, lease), *request, (expires_in_ms, now), actions);
                 } else {
-                    self.refuse(term, lease, RefusalCause::StaleTerm(self.highest_term), actions);
+                    let cause = RefusalCause::StaleTerm(self.highest_term);
+                    self.reply(link, self.refusal(term, lease, cause), actions);
                 }
             }
             ToAgent::Arm { term, lease } => {
-                if self.obey_or_warn("Arm", term, actions) {
+                if self.obey_or_refuse(link, "Arm", term, lease, actions) {
                     self.move_on(term, lease, Phase::Armed);
                 }
             }
             ToAgent::Bound { term, lease } => {
-                if self.obey_or_warn("Bound", term, actions) {
+                if self.obey_or_refuse(link, "Bound", term, lease, actions) {
                     let starts = planted::is(Bug::NoStartGate);
                     let started = Phase::Started { at: now, ended: None };
                     self.move_on(term, lease, if starts { started } else { Phase::Bound });
                 }
             }
             ToAgent::GangBound { term, lease } => {
-                if self.obey_or_warn("GangBound", term, actions) {
+                if self.obey_or_refuse(link, "GangBound", term, lease, actions) {
                     self.move_on(term, lease, Phase::Started { at: now, ended: None });
                 }
             }
             ToAgent::Release { term, lease } => {
-                if self.obey_or_warn("Release", term, actions) {
+                if self.obey_or_refuse(link, "Release", term, lease, actions) {
                     self.release(term, lease, actions);
                 }
             }
+            ToAgent::Welcome { .. }
+            | ToAgent::Rejected { .. }
+            | ToAgent::Standby { .. }
+            | ToAgent::SayHello => {}
+        }
+    }
+
+    /// The coordinator answered Hello, and does not lead. What it knows of the term changes nothing: only a leader is
+    /// obeyed.
+    fn stands_by(&mut self, link: LinkId) {
+        if let Some(Link { talk: talk @ Talk::Greeted(_), .. }) = self.links.get_mut(&link) {
+            *talk = Talk::Standby;
         }
     }
 
@@ -86,26 +105,64 @@ impl Core {
         true
     }
 
-    fn obey_or_warn(&mut self, message: &'static str, term: Term, actions: &mut Vec<Action>) -> bool {
+    /// People are told once of each term that is not obeyed.
+    fn obey_or_warn(
+        &mut self,
+        link: LinkId,
+        message: &'static str,
+        term: Term,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         let obeyed = self.obey(term);
-        if !obeyed && self.told_stale != Some(term) {
-            self.told_stale = Some(term);
-            let highest = self.highest_term;
+        let highest = self.highest_term;
+        if !obeyed
+            && let Some(link) = self.links.get_mut(&link)
+            && link.told_stale.replace(term) != Some(term)
+        {
             actions.push(Action::Warn(Warning::StaleTerm { message, term, highest }));
         }
         obeyed
     }
 
-    fn welcome(&mut self, version: u16, cluster: ClusterId, term: Term, actions: &mut Vec<Action>) {
-        let Link::Greeted(told) = &self.link else { return };
-        self.link = Link::Up { version, told: told.clone() };
+    /// A coordinator that does not know that it leads no more is told so once, whatever it asks; it must not go on
+    /// asking until a deadline of its own ends that.
+    fn obey_or_refuse(
+        &mut self,
+        link: LinkId,
+        message: &'static str,
+        term: Term,
+        lease: LeaseId,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let obeyed = self.obey_or_warn(link, message, term, actions);
+        if !obeyed
+            && let Some(known) = self.links.get_mut(&link)
+            && known.refused_stale.replace(term) != Some(term)
+        {
+            let cause = RefusalCause::StaleTerm(self.highest_term);
+            self.reply(link, self.refusal(term, lease, cause), actions);
+        }
+        obeyed
+    }
+
+    fn welcome(
+        &mut self,
+        link: LinkId,
+        version: u16,
+        cluster: ClusterId,
+        term: Term,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(Link { talk, .. }) = self.links.get_mut(&link) else { return };
+        let Talk::Greeted(told) = talk else { return };
+        *talk = Talk::Up { version, told: told.clone() };
         if self.cluster.as_ref() != Some(&cluster) {
             self.join(cluster, actions);
         }
         // A stale leader will raise its term above the one it read in Hello before it asks for anything.
-        self.obey_or_warn("Welcome", term, actions);
-        self.tell_inventory(actions);
-        self.tell_pods(actions);
+        self.obey_or_warn(link, "Welcome", term, actions);
+        self.tell_inventory(link, actions);
+        self.tell_pods(link, actions);
     }
 
     /// Makes the node a member of a cluster. What it promised to another one counts no more.
@@ -127,25 +184,24 @@ impl Core {
     }
 
     /// Repeats what pods did: it may have been said into a connection that was already dead.
-    fn tell_pods(&self, actions: &mut Vec<Action>) {
+    fn tell_pods(&self, link: LinkId, actions: &mut Vec<Action>) {
         for (_, lease) in self.leases.iter() {
             let Phase::Started { ended, .. } = lease.phase else { continue };
             if lease.known == LeaseState::Started {
-                self.send(FromAgent::PodStarted { pod: lease.request.pod.clone() }, actions);
+                self.reply(link, FromAgent::PodStarted { pod: lease.request.pod.clone() }, actions);
             }
             if let Some(succeeded) = ended {
-                self.send(FromAgent::PodEnded { pod: lease.request.pod.clone(), succeeded }, actions);
+                self.reply(link, FromAgent::PodEnded { pod: lease.request.pod.clone(), succeeded }, actions);
             }
         }
     }
 
     fn reserve(
         &mut self,
-        term: Term,
-        id: LeaseId,
+        link: LinkId,
+        (term, id): (Term, LeaseId),
         request: LeaseRequest,
-        expires_in: Millis,
-        now: Time,
+        (expires_in, now): (Millis, Time),
         actions: &mut Vec<Action>,
     ) {
         match self.can_reserve(term, id, &request) {
@@ -158,7 +214,7 @@ impl Core {
                 }
                 self.keep_waiting(Waiting { needs: self.term_in, term, lease: id, reserve: true });
             }
-            Err(cause) => self.refuse(term, id, cause, actions),
+            Err(cause) => self.reply(link, self.refusal(term, id, cause), actions),
         }
     }
 

@@ -8,7 +8,9 @@ mod support;
 use phalanx_common::ids::{ClusterId, LeaseId, NodeName, Term};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, ToAgent};
-use phalanx_node_core::{Action, Core, Event};
+use phalanx_node_core::{Action, Core, Event, LinkId};
+
+const LINK: LinkId = LinkId(0);
 use support::{Wish, inventory, request};
 
 const TERM: Term = Term { counter: 1, incarnation: 1 };
@@ -35,9 +37,9 @@ fn what_is_asked_again_and_again_waits_once_and_strange_leases_fill_nothing() {
         (std::mem::take(&mut actions), newest)
     };
     apply(&mut core, Event::Inventory(inventory(2, 64_000, 1 << 36)));
-    apply(&mut core, Event::LinkUp);
+    apply(&mut core, Event::LinkUp(LINK));
     let cluster = ClusterId::from("cluster");
-    apply(&mut core, Event::Message(ToAgent::Welcome { version: 2, cluster, term: TERM }));
+    apply(&mut core, Event::Message(LINK, ToAgent::Welcome { version: 2, cluster, term: TERM }));
     let wish =
         Wish { pod: "pod", gpus: &[0], asked: 1, cpu_milli: 1000, memory_bytes: 1 << 20, run_for: None };
     let lease = LeaseId { term: 1, serial: 1 };
@@ -48,18 +50,18 @@ fn what_is_asked_again_and_again_waits_once_and_strange_leases_fill_nothing() {
             request: Box::new(request(&wish)),
             expires_in_ms: Millis(600_000),
         };
-        apply(&mut core, Event::Message(reserve));
+        apply(&mut core, Event::Message(LINK, reserve));
     }
     assert_eq!(waiting(&core), 1);
     for serial in 2..5_000 {
         let release = ToAgent::Release { term: TERM, lease: LeaseId { term: 1, serial } };
-        apply(&mut core, Event::Message(release));
+        apply(&mut core, Event::Message(LINK, release));
     }
     assert_eq!(waiting(&core), MAX_WAITING);
     let (_, newest) = apply(&mut core, Event::Tick);
     assert!(newest > 0, "the term goes to disk first");
     let (said, _) = apply(&mut core, Event::Persisted { revision: newest });
-    let reserved = Action::Send(FromAgent::Reserved { term: TERM, lease });
+    let reserved = Action::Send(LINK, FromAgent::Reserved { term: TERM, lease });
     assert_eq!(said.iter().filter(|action| **action == reserved).count(), 1, "answered once");
     assert_eq!(waiting(&core), 0);
 }

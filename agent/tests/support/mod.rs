@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_agent::{AgentOptions, LedgerPlace};
+use phalanx_agent::{AgentOptions, Credentials, LedgerPlace};
 use phalanx_common::gang::{ContainerKind, ContainerRequest, PodRequest};
 use phalanx_common::ids::{ClusterId, GangName, GpuId, LeaseId, NodeName, PodUid, Term};
 use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
@@ -14,7 +14,8 @@ use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel};
 use phalanx_common::units::Millis;
 use phalanx_common::wire::{ContainerDevices, Exactness, FromAgent, Hello, LeaseRequest, ToAgent, VERSION};
 use phalanx_transport::{
-    CertificateAuthority, ControlReader, ControlWriter, accept_control, peer_node_name, server_endpoint,
+    CertificateAuthority, ControlReader, ControlWriter, Identity, TrustAnchor, accept_control,
+    peer_node_name, server_endpoint,
 };
 use quinn::{Connection, Endpoint};
 
@@ -52,15 +53,20 @@ impl FakeCoordinator {
     }
 
     pub fn options(&self, ledger: LedgerPlace) -> AgentOptions {
-        let node = NodeName::from(NODE);
+        let (identity, authority) = self.certificate();
         AgentOptions {
-            identity: self.authority.issue_agent(&node).unwrap(),
-            node,
-            authority: self.authority.trust_anchor(),
+            credentials: Credentials::Certificate { identity, authority },
+            node: NodeName::from(NODE),
             coordinators: vec![self.address.to_string()],
             ledger,
             endpoint: None,
         }
+    }
+
+    /// Of the node, and of the authority.
+    pub fn certificate(&self) -> (Identity, TrustAnchor) {
+        let identity = self.authority.issue_agent(&NodeName::from(NODE)).unwrap();
+        (identity, self.authority.trust_anchor())
     }
 
     /// Accepts an agent up to its Hello.

@@ -11,7 +11,7 @@ use quinn::{ClientConfig, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, T
 use quinn_proto::HashedConnectionIdGenerator;
 use ring::hmac;
 use rustls::RootCertStore;
-use rustls::client::Resumption;
+use rustls::client::{Resumption, WantsClientCert};
 use rustls::crypto::{CryptoProvider, ring as ring_provider};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -79,6 +79,15 @@ impl SocketBuffers {
     }
 }
 
+/// Whether agents must have certificates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerCertificate {
+    /// Each shows one of the authority.
+    Required,
+    /// Who shows none has to say otherwise who it is; one that is shown must be of the authority.
+    Optional,
+}
+
 /// An endpoint that agents dial. Every peer must show a certificate of the authority.
 ///
 /// A coordinator that crashed and came back at its old address does not know the connections its
@@ -93,7 +102,20 @@ pub fn server_endpoint(
     identity: &Identity,
     authority: &TrustAnchor,
 ) -> Result<(Endpoint, SocketBuffers), EndpointError> {
-    let config = server_config(identity, authority)?;
+    server_endpoint_for(address, identity, authority, PeerCertificate::Required)
+}
+
+/// As `server_endpoint`, and says whether agents must have certificates.
+///
+/// # Errors
+/// As `server_endpoint`.
+pub fn server_endpoint_for(
+    address: SocketAddr,
+    identity: &Identity,
+    authority: &TrustAnchor,
+    peers: PeerCertificate,
+) -> Result<(Endpoint, SocketBuffers), EndpointError> {
+    let config = server_config(identity, authority, peers)?;
     let (socket, buffers) = socket(address)?;
     let settings = identity.reset_secret().map_or_else(EndpointConfig::default, resettable);
     Ok((endpoint(address, socket, settings, Some(config))?, buffers))
@@ -146,12 +168,30 @@ pub fn bare_client_endpoint() -> Result<(Endpoint, SocketBuffers), EndpointError
 /// # Errors
 /// The certificates cannot be used.
 pub fn client_config(identity: &Identity, authority: &TrustAnchor) -> Result<ClientConfig, EndpointError> {
-    let mut tls = rustls::ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(tls_error)?
-        .with_root_certificates(roots(authority)?)
+    let tls = client_tls(authority)?
         .with_client_auth_cert(identity.chain()?, identity.key()?)
         .map_err(tls_error)?;
+    client_config_of(tls)
+}
+
+/// Settings of a connection of an agent that has no certificate, and says by a token who it is.
+///
+/// # Errors
+/// The authority cannot be used.
+pub fn token_client_config(authority: &TrustAnchor) -> Result<ClientConfig, EndpointError> {
+    client_config_of(client_tls(authority)?.with_no_client_auth())
+}
+
+fn client_tls(
+    authority: &TrustAnchor,
+) -> Result<rustls::ConfigBuilder<rustls::ClientConfig, WantsClientCert>, EndpointError> {
+    Ok(rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(tls_error)?
+        .with_root_certificates(roots(authority)?))
+}
+
+fn client_config_of(mut tls: rustls::ClientConfig) -> Result<ClientConfig, EndpointError> {
     tls.alpn_protocols = vec![ALPN.to_vec()];
     // A resumed session shows the old certificate without checking it again.
     tls.resumption = Resumption::disabled();
@@ -163,10 +203,22 @@ pub fn client_config(identity: &Identity, authority: &TrustAnchor) -> Result<Cli
     Ok(config)
 }
 
-fn server_config(identity: &Identity, authority: &TrustAnchor) -> Result<ServerConfig, EndpointError> {
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authority)?), provider())
-        .build()
-        .map_err(tls_error)?;
+/// Settings of an endpoint that agents dial: for one that stands already, whose certificate is renewed. Connections
+/// that stand are left alone.
+///
+/// # Errors
+/// The certificates cannot be used.
+pub fn server_config(
+    identity: &Identity,
+    authority: &TrustAnchor,
+    peers: PeerCertificate,
+) -> Result<ServerConfig, EndpointError> {
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authority)?), provider());
+    let verifier = match peers {
+        PeerCertificate::Required => verifier,
+        PeerCertificate::Optional => verifier.allow_unauthenticated(),
+    };
+    let verifier = verifier.build().map_err(tls_error)?;
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(tls_error)?

@@ -222,6 +222,16 @@ impl TrustAnchor {
         Ok(anchor)
     }
 
+    /// Reads a file of one certificate, or of several: while an authority is replaced both are trusted.
+    ///
+    /// # Errors
+    /// The file is missing, unreadable or not PEM.
+    pub fn read(path: &Path) -> Result<Self, PkiError> {
+        let anchor = Self { pem: read(path)? };
+        anchor.certificates().map_err(|error| unfit(path, error))?;
+        Ok(anchor)
+    }
+
     /// Writes `ca.pem` into a directory, which is made if it is not there.
     ///
     /// # Errors

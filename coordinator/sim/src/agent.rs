@@ -7,7 +7,7 @@ use phalanx_common::planted::{self, Bug};
 use phalanx_common::topology::{Inventory, ProbeState};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, ToAgent};
-use phalanx_node_core::{Action, Core, Event, Ledger, invariants};
+use phalanx_node_core::{Action, Core, Event, Ledger, LinkId, invariants};
 
 use crate::coverage::{Fault, action_name, from_agent_name, refusal_name};
 use crate::facts::{LeaseFact, RunFact};
@@ -250,7 +250,7 @@ impl World {
             }
             self.log.count(action_name(&action));
             match action {
-                Action::Send(message) => self.agent_says(node, message),
+                Action::Send(link, message) => self.agent_says(node, link, message),
                 Action::Persist { revision, ledger } => self.persist(node, revision, ledger),
                 Action::SetAside { old, new } => {
                     self.fail("agent-core", format!("{node}: moved from cluster {old} to {new}"));
@@ -271,8 +271,10 @@ impl World {
         }
     }
 
-    fn agent_says(&mut self, node: &NodeName, message: FromAgent) {
-        let Some(link) = self.hosts.get(node).and_then(|host| host.link) else { return };
+    fn agent_says(&mut self, node: &NodeName, LinkId(link): LinkId, message: FromAgent) {
+        if self.hosts.get(node).is_none_or(|host| host.link != Some(link)) {
+            return;
+        }
         self.log.line(self.now, format_args!("{node} -> {}", from_agent(&message)));
         self.log.count(from_agent_name(&message));
         if let FromAgent::Refused { cause, .. } = &message {
@@ -282,8 +284,8 @@ impl World {
     }
 
     /// A message of the coordinator for the core.
-    pub(crate) fn tell_agent(&mut self, node: &NodeName, message: ToAgent) {
-        self.apply_agent(node, Event::Message(message));
+    pub(crate) fn tell_agent(&mut self, node: &NodeName, link: u64, message: ToAgent) {
+        self.apply_agent(node, Event::Message(LinkId(link), message));
     }
 
     /// One ledger is written at a time; a newer one replaces one that waits.

@@ -67,6 +67,8 @@ pub enum Fault {
     ApiAway,
     /// Somebody else binds a pod.
     BoundByHand,
+    /// A pod of another scheduler runs on a node.
+    OtherPod,
     /// A connection breaks.
     LinkBreak,
     /// A message is lost.
@@ -130,6 +132,7 @@ names! {
     Fault::FewerProcessors => "fault: fewer processors",
     Fault::ApiAway => "fault: API away",
     Fault::BoundByHand => "fault: pod bound by somebody else",
+    Fault::OtherPod => "fault: pod of another scheduler",
     Fault::LinkBreak => "fault: link breaks",
     Fault::MessageLost => "fault: message lost",
     Fault::MessageLate => "fault: message late",
@@ -170,7 +173,7 @@ names! {
 names! {
     /// Name of an action of the agent's core.
     action_name, ACTIONS, Action,
-    Action::Send(_) => "agent action Send",
+    Action::Send(..) => "agent action Send",
     Action::Persist { .. } => "agent action Persist",
     Action::SetAside { .. } => "agent action SetAside",
     Action::StartPod { .. } => "agent action StartPod",
@@ -188,6 +191,8 @@ names! {
     ToAgent::Bound { .. } => "to agent: Bound",
     ToAgent::GangBound { .. } => "to agent: GangBound",
     ToAgent::Release { .. } => "to agent: Release",
+    ToAgent::Standby { .. } => "to agent: Standby",
+    ToAgent::SayHello => "to agent: SayHello",
 }
 
 names! {
@@ -208,6 +213,7 @@ names! {
     FromAgent::PodEnded { .. } => "from agent: PodEnded",
     FromAgent::PodStopped { .. } => "from agent: PodStopped",
     FromAgent::HealthChanged { .. } => "from agent: HealthChanged",
+    FromAgent::Token(_) => "from agent: Token",
 }
 
 names! {
@@ -284,6 +290,9 @@ const SELDOM: (u64, &[&str]) = (
 const UNREACHABLE: &[(&str, &str)] = &[
     ("agent action SetAside", "an agent that changes its cluster: there is one cluster here"),
     ("to agent: Rejected", "said by the shell to an agent of another cluster or version: there is none here"),
+    ("to agent: Standby", "said by the shell of a coordinator that does not lead"),
+    ("to agent: SayHello", "said by the shell of a coordinator that begins to lead"),
+    ("from agent: Token", "said and heard by the shells, where agents have no certificates"),
     ("from agent: Heartbeat", "said and heard by the shells; no machine knows of it"),
     ("refusal UnknownLease", "kept for the wire's sake; a lease that is not known is told as gone"),
     ("refusal Malformed", "only a coordinator that is broken asks for what does not add up"),

@@ -57,7 +57,7 @@ impl World {
             host.link = Some(number);
         }
         self.log.line(self.now, format_args!("{node} dials: link {number}"));
-        self.apply_agent(node, phalanx_node_core::Event::LinkUp);
+        self.apply_agent(node, phalanx_node_core::Event::LinkUp(phalanx_node_core::LinkId(number)));
     }
 
     /// Ends a connection; each side notices in its own time.
@@ -148,7 +148,7 @@ impl World {
             return;
         }
         self.log.line(self.now, format_args!("{node} <- {}", to_agent(&message)));
-        self.tell_agent(&node, message);
+        self.tell_agent(&node, number, message);
     }
 
     /// The agent's side of a connection has ended.
@@ -162,7 +162,7 @@ impl World {
         }
         host.link = None;
         self.log.line(self.now, format_args!("{node}: link {number} is gone"));
-        self.apply_agent(&node, phalanx_node_core::Event::LinkDown);
+        self.apply_agent(&node, phalanx_node_core::Event::LinkDown(phalanx_node_core::LinkId(number)));
         let delay = self.random.between(100, 2_000);
         self.after(delay, Happening::Dial { node, life });
     }
@@ -180,6 +180,8 @@ pub(crate) fn to_agent(message: &ToAgent) -> String {
         ToAgent::Bound { term, lease } => format!("Bound {lease} ({term})"),
         ToAgent::GangBound { term, lease } => format!("GangBound {lease} ({term})"),
         ToAgent::Release { term, lease } => format!("Release {lease} ({term})"),
+        ToAgent::Standby { term, .. } => format!("Standby {term}"),
+        ToAgent::SayHello => "SayHello".to_owned(),
     }
 }
 
@@ -204,6 +206,7 @@ pub(crate) fn from_agent(message: &FromAgent) -> String {
         FromAgent::PodEnded { pod, succeeded } => format!("PodEnded {pod} {succeeded}"),
         FromAgent::PodStopped { pod } => format!("PodStopped {pod}"),
         FromAgent::HealthChanged { gpus } => format!("HealthChanged {}", gpus.len()),
+        FromAgent::Token(_) => "Token".to_owned(),
     }
 }
 

@@ -54,7 +54,9 @@ impl Bucket {
 /// What a message counts for.
 pub(super) const fn weight(message: &FromAgent) -> f64 {
     match message {
-        FromAgent::Hello(_) | FromAgent::Inventory(_) | FromAgent::Refused { .. } => INVENTORY_MESSAGES,
+        FromAgent::Hello(_) | FromAgent::Token(_) | FromAgent::Inventory(_) | FromAgent::Refused { .. } => {
+            INVENTORY_MESSAGES
+        }
         _ => 1.0,
     }
 }

@@ -5,20 +5,26 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_common::ids::{NodeName, Term};
-use phalanx_common::topology::InventoryError;
-use phalanx_common::wire::{FromAgent, Hello, LeaseState, OLDEST_VERSION, ToAgent, VERSION, codec};
+use phalanx_common::topology::{Inventory, InventoryError};
+use phalanx_common::wire::{
+    FromAgent, Hello, LeaseState, OLDEST_VERSION, STANDBY_SINCE, ToAgent, VERSION, codec,
+};
 use phalanx_transport::{ControlReader, ControlWriter, FrameError, accept_control, peer_node_name};
 use quinn::{Connecting, Connection, VarInt};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::budget::{Bucket, UNREAD, weight};
+use super::credential::Credential;
 use super::{AgentInput, End, OUTBOX_MESSAGES, Outbox, Place, PodReport};
-use super::{REJECTION, SILENCE, STALLED, Shared, code};
+use super::{REJECTION, SILENCE, STALLED, Shared, code, standby};
 
 /// An agent that was let in.
 pub(super) struct Session {
     number: u64,
+    credential: Credential,
+    /// This coordinator did not lead when the agent came.
+    stands_by: bool,
     hello: Box<Hello>,
     connection: Connection,
     reader: ControlReader,
@@ -58,38 +64,72 @@ impl Refusal {
     }
 }
 
-/// Handshake, identity, Hello and its checks, Welcome.
+/// Handshake, identity, Hello and its checks, Welcome or, where this coordinator does not lead, Standby.
 pub(super) async fn admit(connecting: Connecting, shared: &Shared) -> Result<Session, Refusal> {
     let connection = connecting.await.map_err(|error| Refusal::silent("handshake", error))?;
-    let node = peer_node_name(&connection).map_err(|error| {
+    if shared.tokens.is_none()
+        && let Err(error) = peer_node_name(&connection)
+    {
         connection.close(VarInt::from_u32(code::REJECTED), error.to_string().as_bytes());
-        Refusal::silent("certificate", error)
-    })?;
+        return Err(Refusal::silent("certificate", error));
+    }
     let (mut reader, mut writer) =
         accept_control(&connection).await.map_err(|error| Refusal::silent("handshake", error))?;
-    let first = reader.next::<FromAgent>().await;
-    match check(first, &node) {
-        Err((cause, message)) => Err(Refusal { cause, message, answer: Some((connection, writer)) }),
-        Ok((mut hello, version)) => {
-            let welcome =
-                ToAgent::Welcome { version, cluster: shared.cluster.clone(), term: *shared.term.borrow() };
-            writer.send(&welcome).await.map_err(|error| Refusal::silent("handshake", error))?;
-            writer.set_version(version);
-            if hello.cluster.as_ref().is_some_and(|cluster| *cluster != shared.cluster) {
-                // At the Welcome the agent sets the other cluster's state aside: none of it counts here.
-                tracing::info!(%node, "the agent comes from another cluster and starts clean");
-                hello.leases.clear();
-                hello.highest_term = Term::default();
-            }
-            Ok(Session { number: shared.next_session(), hello, connection, reader, writer })
+    let credential = match Credential::of_peer(&connection, &mut reader, shared).await {
+        Ok(credential) => credential,
+        Err((cause, message)) => {
+            return Err(Refusal { cause, message, answer: Some((connection, writer)) });
         }
+    };
+    let first = reader.next::<FromAgent>().await;
+    let (cluster, term) = (shared.cluster.clone(), *shared.term.borrow());
+    let stands_by = term == Term::default();
+    let checked = check(first, &credential).and_then(|(hello, version)| {
+        if stands_by && version < STANDBY_SINCE { Err(too_old(version)) } else { Ok((hello, version)) }
+    });
+    let (mut hello, version) = match checked {
+        Ok(checked) => checked,
+        Err((cause, message)) => {
+            return Err(Refusal { cause, message, answer: Some((connection, writer)) });
+        }
+    };
+    let unsent = |error| Refusal::silent("handshake", error);
+    if stands_by {
+        writer.set_version(version);
+        writer.send(&ToAgent::Standby { version, cluster, term }).await.map_err(unsent)?;
+        // What it has and holds is asked again when that matters.
+        *hello = Hello { inventory: Inventory::empty(0, 0), leases: Vec::new(), ..*hello };
+    } else {
+        writer.send(&ToAgent::Welcome { version, cluster, term }).await.map_err(unsent)?;
+        writer.set_version(version);
+        clean(&mut hello, shared);
+    }
+    let number = shared.next_session();
+    Ok(Session { number, credential, stands_by, hello, connection, reader, writer })
+}
+
+fn too_old(version: u16) -> (&'static str, String) {
+    let message = format!(
+        "this coordinator does not lead, and an agent that speaks message version {version} cannot wait for that: \
+         it dials again by itself; upgrade the agent"
+    );
+    ("standby", message)
+}
+
+/// At the Welcome an agent sets another cluster's state aside: none of it counts here.
+pub(super) fn clean(hello: &mut Hello, shared: &Shared) {
+    if hello.cluster.as_ref().is_some_and(|cluster| *cluster != shared.cluster) {
+        tracing::info!(node = %hello.node, "the agent comes from another cluster and starts clean");
+        hello.leases.clear();
+        hello.highest_term = Term::default();
     }
 }
 
 type Checked = Result<(Box<Hello>, u16), (&'static str, String)>;
 
 /// Whether the first message is a Hello that can be taken.
-fn check(first: Result<Option<FromAgent>, FrameError>, node: &NodeName) -> Checked {
+pub(super) fn check(first: Result<Option<FromAgent>, FrameError>, credential: &Credential) -> Checked {
+    let (node, what) = (&credential.node, &credential.what);
     let hello = match first {
         Ok(Some(FromAgent::Hello(hello))) => hello,
         Ok(Some(_)) => {
@@ -100,13 +140,15 @@ fn check(first: Result<Option<FromAgent>, FrameError>, node: &NodeName) -> Check
     };
     if hello.node != *node {
         let asked = &hello.node;
-        return Err((
-            "node-name",
+        let message = if credential.is_token() {
+            format!("{what}, Hello names node {asked}: start the agent with --node {node}")
+        } else {
             format!(
-                "Hello names node {asked}, and the certificate is for node {node}: start the agent with \
-                 --node {node}, or issue a certificate with `phalanx-coordinator issue-agent --node {asked}`"
-            ),
-        ));
+                "Hello names node {asked}, and {what}: start the agent with --node {node}, or issue a certificate with \
+                 `phalanx-coordinator issue-agent --node {asked}`"
+            )
+        };
+        return Err(("node-name", message));
     }
     let Some(version) = codec::agree(hello.oldest_version, hello.newest_version) else {
         return Err((
@@ -125,9 +167,16 @@ fn check(first: Result<Option<FromAgent>, FrameError>, node: &NodeName) -> Check
 }
 
 impl Session {
-    /// Tells the driver, then carries messages until the connection ends.
-    pub(super) async fn run(self, shared: &Shared) {
-        let Self { number, hello, connection, reader, writer } = self;
+    /// Waits until this coordinator leads, tells the driver, then carries messages until the connection ends.
+    pub(super) async fn run(mut self, shared: &Shared) {
+        let mut promotion = None;
+        if self.stands_by {
+            match self.stand_by(shared).await {
+                Ok((hello, permit)) => (self.hello, promotion) = (hello, Some(permit)),
+                Err(why) => return self.close(&why),
+            }
+        }
+        let Self { number, credential, hello, connection, reader, writer, .. } = self;
         let node = hello.node.clone();
         let (messages, outgoing) = mpsc::channel(OUTBOX_MESSAGES);
         let end = End::of(connection.clone());
@@ -135,10 +184,11 @@ impl Session {
         if shared.driver.send(AgentInput::Connected { session: number, hello, outbox }).await.is_err() {
             return;
         }
+        drop(promotion);
         shared.metrics.agents.inc();
         tracing::info!(%node, session = number, address = %connection.remote_address(), "an agent is connected");
         let writing = tokio::spawn(write(outgoing, writer, end.clone()));
-        let why = Reading::new(&node, number, shared).run(reader).await;
+        let why = Reading::new(&node, number, shared).run(reader, credential).await;
         if let Ending::Close(code, why) = &why {
             connection.close(VarInt::from_u32(*code), why.as_bytes());
         }
@@ -147,15 +197,39 @@ impl Session {
         if end.is_slow() {
             shared.metrics.slow_agents.inc();
             tracing::warn!(%node, session = number, "the agent is too slow: its connection was ended");
+        } else if matches!(why, Ending::Close(code::IDENTITY, _)) {
+            tracing::warn!(%node, session = number, "the agent's connection was ended: {why}");
         } else {
             tracing::info!(%node, session = number, "the agent's connection has ended: {why}");
         }
         let _ = shared.driver.send(AgentInput::Gone { node, session: number }).await;
     }
+
+    async fn stand_by(&mut self, shared: &Shared) -> Result<(Box<Hello>, OwnedSemaphorePermit), Ending> {
+        let (node, session) = (&self.hello.node, self.number);
+        tracing::info!(%node, session, address = %self.connection.remote_address(), "an agent stands by");
+        shared.metrics.standing_by.inc();
+        let outcome = standby::wait(&mut self.reader, &mut self.writer, &mut self.credential, shared).await;
+        shared.metrics.standing_by.dec();
+        outcome
+    }
+
+    /// Ends the connection of an agent of which the driver has not heard.
+    fn close(&self, why: &Ending) {
+        let (node, session) = (&self.hello.node, self.number);
+        if let Ending::Close(code, why) = why {
+            self.connection.close(VarInt::from_u32(*code), why.as_bytes());
+        }
+        if matches!(why, Ending::Close(code::IDENTITY | code::INVALID, _)) {
+            tracing::warn!(%node, session, "the connection of an agent that stands by was ended: {why}");
+        } else {
+            tracing::info!(%node, session, "the connection of an agent that stands by has ended: {why}");
+        }
+    }
 }
 
 /// Why reading ended.
-enum Ending {
+pub(super) enum Ending {
     /// The other side, or the driver, ended the connection.
     Ended(String),
     /// The connection is to be closed with this code.
@@ -202,9 +276,13 @@ impl<'s> Reading<'s> {
         Self { node, session, shared, budget, unread: Arc::new(Semaphore::new(UNREAD)), told: false }
     }
 
-    async fn run(mut self, mut reader: ControlReader) -> Ending {
+    async fn run(mut self, mut reader: ControlReader, mut credential: Credential) -> Ending {
         loop {
-            let message = match timeout(SILENCE, reader.next::<FromAgent>()).await {
+            let heard = tokio::select! {
+                heard = timeout(SILENCE, reader.next::<FromAgent>()) => heard,
+                why = credential.ended() => return Ending::Close(code::IDENTITY, why),
+            };
+            let message = match heard {
                 Err(_) => return Ending::Close(code::SILENT, "nothing was heard for 6 s".to_owned()),
                 Ok(Ok(None)) => {
                     return Ending::Close(code::INVALID, "the control stream has ended".to_owned());
@@ -214,6 +292,10 @@ impl<'s> Reading<'s> {
                 Ok(Err(error)) => return Ending::Close(code::INVALID, error.to_string()),
             };
             self.slow_down(&message).await;
+            if let FromAgent::Token(token) = message {
+                credential.renew(token);
+                continue;
+            }
             if let Err(error) = check_inventory(&message) {
                 return Ending::Close(code::INVALID, format!("its inventory cannot be used: {error}"));
             }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
+use phalanx_agent::Credentials;
 use phalanx_agent::embedded::{self, Agent, AgentOptions, LedgerPlace};
 use phalanx_common::ids::{GpuId, NodeName};
 use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel};
@@ -46,8 +47,7 @@ pub async fn agent_of(quic: SocketAddr, state_dir: &Path, number: u128, gpus: u3
     let (identity, authority) = issue_agent(state_dir, &node).unwrap();
     let options = AgentOptions {
         node,
-        identity,
-        authority,
+        credentials: Credentials::Certificate { identity, authority },
         coordinators: vec![quic.to_string()],
         ledger: LedgerPlace::Directory(state_dir.join("agents").join(name)),
         endpoint: None,

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use phalanx_agent::Credentials;
 use phalanx_agent::embedded::{self, Agent, AgentOptions, LedgerPlace};
 use phalanx_common::ids::{ClusterId, NodeName, Term};
 use phalanx_common::topology::Inventory;
@@ -64,8 +65,10 @@ impl Server {
     pub async fn agent(&self, node: &str, inventory: Inventory) -> Agent {
         let options = AgentOptions {
             node: NodeName::from(node),
-            identity: self.authority.issue_agent(&NodeName::from(node)).unwrap(),
-            authority: self.authority.trust_anchor(),
+            credentials: Credentials::Certificate {
+                identity: self.authority.issue_agent(&NodeName::from(node)).unwrap(),
+                authority: self.authority.trust_anchor(),
+            },
             coordinators: vec![self.address.to_string()],
             ledger: LedgerPlace::Memory,
             endpoint: None,

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use phalanx_common::ids::{ClusterId, LeaseId, NodeName, PodUid, Term};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, LeaseState, ToAgent};
-use phalanx_node_core::{Action, Core, DurableState, Event, Ledger, invariants};
+use phalanx_node_core::{Action, Core, DurableState, Event, Ledger, LinkId, invariants};
+
+const LINK: LinkId = LinkId(0);
 
 const LEASES: [LeaseId; 3] = [
     LeaseId { term: 1, serial: 1 },
@@ -79,10 +81,10 @@ impl World {
     }
 
     fn connect(&mut self, counter: u64) {
-        self.apply(Event::LinkDown);
-        self.apply(Event::LinkUp);
+        self.apply(Event::LinkDown(LINK));
+        self.apply(Event::LinkUp(LINK));
         let welcome = ToAgent::Welcome { version: 2, cluster: ClusterId::from("c"), term: term(counter) };
-        self.apply(Event::Message(welcome));
+        self.apply(Event::Message(LINK, welcome));
     }
 
     fn apply(&mut self, event: Event) {
@@ -111,19 +113,19 @@ impl World {
                 Action::StopPod { pod } => {
                     self.stopping.insert(pod);
                 }
-                Action::Send(FromAgent::LeaseIs { lease, state, .. }) => self.check_said(lease, state),
-                Action::Send(FromAgent::Hello(hello)) => {
+                Action::Send(_, FromAgent::LeaseIs { lease, state, .. }) => self.check_said(lease, state),
+                Action::Send(_, FromAgent::Hello(hello)) => {
                     hello.leases.iter().for_each(|report| self.check_said(report.lease, report.state));
                 }
-                Action::Send(FromAgent::Refused { leases, .. }) => {
+                Action::Send(_, FromAgent::Refused { leases, .. }) => {
                     leases.iter().for_each(|report| self.check_said(report.lease, report.state));
                 }
-                Action::Send(FromAgent::Reserved { term, .. }) => {
+                Action::Send(_, FromAgent::Reserved { term, .. }) => {
                     let known = self.disk.as_ref().map(|ledger| ledger.highest_term);
                     assert!(known >= Some(term), "answered under {term} while the disk holds {known:?}");
                 }
                 Action::SetAside { .. } => panic!("there is one cluster only"),
-                Action::Send(_) | Action::Warn(_) => {}
+                Action::Send(..) | Action::Warn(_) => {}
             }
         }
     }
@@ -143,7 +145,9 @@ impl World {
 
     pub fn step(&mut self, step: Step) {
         match step {
-            Step::Deliver(kind, lease, counter) => self.apply(Event::Message(message(kind, lease, counter))),
+            Step::Deliver(kind, lease, counter) => {
+                self.apply(Event::Message(LINK, message(kind, lease, counter)))
+            }
             Step::DiskOk => {
                 if let Some((revision, ledger)) = self.writing.pop() {
                     self.writing.clear();
@@ -208,7 +212,7 @@ impl World {
         self.connect(3);
         let held: Vec<LeaseId> = self.core.leases().iter().map(|(id, _)| *id).collect();
         for lease in held {
-            self.apply(Event::Message(ToAgent::Release { term: term(3), lease }));
+            self.apply(Event::Message(LINK, ToAgent::Release { term: term(3), lease }));
             self.drain();
         }
         assert_eq!(self.core.leases().iter().count(), 0, "a lease is left");

@@ -14,8 +14,8 @@ use phalanx_common::ids::{ClusterId, LeaseId, NodeName, PodUid, Term};
 use phalanx_common::resources::ResourceName;
 use phalanx_common::topology::{GpuHealth, Inventory};
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{Exactness, FromAgent, RefusalCause, ToAgent};
-use phalanx_node_core::{Action, Core, Event, Ledger, invariants};
+use phalanx_common::wire::{Exactness, FromAgent, RefusalCause, ToAgent, VERSION};
+use phalanx_node_core::{Action, Core, Event, Ledger, LinkId, invariants};
 
 const GIB: u64 = 1 << 30;
 
@@ -154,21 +154,29 @@ impl World {
     fn event(&mut self, line: &Line<'_>) -> Event {
         let given = line.values.get("term").map(|text| term(text));
         let term = given.unwrap_or(self.term);
+        let link = LinkId(line.number("on", 0));
         match line.word(0) {
-            "link" if line.word(1) == "up" => Event::LinkUp,
-            "link" => Event::LinkDown,
+            "link" if line.word(1) == "up" => Event::LinkUp(link),
+            "link" => Event::LinkDown(link),
             "welcome" => {
                 self.term = term;
                 let cluster = ClusterId::from(*line.values.get("cluster").unwrap_or(&"c1"));
                 let version = line.number("version", 2) as u16;
-                Event::Message(ToAgent::Welcome { version, cluster, term })
+                Event::Message(link, ToAgent::Welcome { version, cluster, term })
             }
-            "rejected" => Event::Message(ToAgent::Rejected { message: "not of this cluster".to_owned() }),
-            "reserve" => Event::Message(reserve(line, term)),
-            "arm" => Event::Message(ToAgent::Arm { term, lease: line.lease() }),
-            "bound" => Event::Message(ToAgent::Bound { term, lease: line.lease() }),
-            "gang-bound" => Event::Message(ToAgent::GangBound { term, lease: line.lease() }),
-            "release" => Event::Message(ToAgent::Release { term, lease: line.lease() }),
+            "standby" => {
+                let cluster = ClusterId::from(*line.values.get("cluster").unwrap_or(&"c1"));
+                Event::Message(link, ToAgent::Standby { version: VERSION, cluster, term })
+            }
+            "say-hello" => Event::Message(link, ToAgent::SayHello),
+            "rejected" => {
+                Event::Message(link, ToAgent::Rejected { message: "not of this cluster".to_owned() })
+            }
+            "reserve" => Event::Message(link, reserve(line, term)),
+            "arm" => Event::Message(link, ToAgent::Arm { term, lease: line.lease() }),
+            "bound" => Event::Message(link, ToAgent::Bound { term, lease: line.lease() }),
+            "gang-bound" => Event::Message(link, ToAgent::GangBound { term, lease: line.lease() }),
+            "release" => Event::Message(link, ToAgent::Release { term, lease: line.lease() }),
             "pod-ended" => {
                 Event::PodEnded { pod: PodUid::from(line.word(1)), succeeded: line.word(2) == "ok" }
             }
@@ -280,7 +288,8 @@ fn reserve(line: &Line<'_>, term: Term) -> ToAgent {
 
 fn show(action: &Action) -> String {
     match action {
-        Action::Send(message) => format!("send {}", show_message(message)),
+        Action::Send(LinkId(0), message) => format!("send {}", show_message(message)),
+        Action::Send(LinkId(link), message) => format!("send on={link} {}", show_message(message)),
         Action::Persist { revision, ledger } => {
             let leases: Vec<String> =
                 ledger.leases.iter().map(|lease| format!("{} {:?}", lease.lease, lease.state)).collect();
@@ -307,6 +316,7 @@ fn show_message(message: &FromAgent) -> String {
             .join(", ")
     };
     match message {
+        FromAgent::Token(_) => "Token".to_owned(),
         FromAgent::Hello(hello) => format!(
             "Hello {} cluster={} term={} gpus={} [{}]",
             hello.node,
