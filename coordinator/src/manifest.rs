@@ -5,6 +5,7 @@
 
 pub mod amounts;
 mod circles;
+mod constraints;
 pub mod document;
 pub mod group;
 pub mod job;

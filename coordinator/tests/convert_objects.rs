@@ -1,8 +1,10 @@
 //! Objects to events and back.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that panics has failed
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use phalanx_common::constraints::{Taint, TaintEffect};
 use phalanx_common::gang::{ContainerKind, PodBinding, PodPhase};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::{GangPlan, PlannedPod};
@@ -163,7 +165,8 @@ fn constraints_that_are_not_served_keep_the_pod_waiting_with_their_name() {
         ("topologySpreadConstraints", json!([{ "maxSkew": 1 }]), "spec.topologySpreadConstraints[0]"),
         ("topologySpreadConstraints", json!(3), "spec.topologySpreadConstraints"),
         ("volumes", json!([{ "name": "v", "ephemeral": {} }]), "spec.volumes[0].ephemeral"),
-        ("schedulingGates", json!([{ "name": "g" }]), "spec.schedulingGates"),
+        ("schedulingGates", json!(1), "spec.schedulingGates"),
+        ("tolerations", json!([{ "key": 5 }]), "spec.tolerations[0].key"),
         ("resourceClaims", json!([{ "name": "g" }]), "spec.resourceClaims"),
         ("nodeSelector", json!({ "zone": 5 }), "spec.nodeSelector.zone"),
         (
@@ -173,7 +176,7 @@ fn constraints_that_are_not_served_keep_the_pod_waiting_with_their_name() {
         ),
         (
             "containers",
-            json!([{ "name": "c", "ports": [{ "hostPort": 80 }] }]),
+            json!([{ "name": "c", "ports": [{ "hostPort": "http" }] }]),
             "spec.containers[0].ports[0].hostPort",
         ),
         ("containers", Value::Null, "spec.containers"),
@@ -187,7 +190,7 @@ fn constraints_that_are_not_served_keep_the_pod_waiting_with_their_name() {
         pod.spec = before;
     }
     for soft in [
-        json!({ "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": [{ "weight": 1 }] } }),
+        json!({ "podAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": [{ "weight": 1 }] } }),
         json!({ "podAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [] } }),
         json!({}),
     ] {
@@ -200,6 +203,89 @@ fn constraints_that_are_not_served_keep_the_pod_waiting_with_their_name() {
     assert_eq!(&*read.blockers[0].field, "metadata.annotations[phalanx.dev/run-for]");
     pod.spec = json!({ "schedulerName": "phalanx" });
     assert!(matches!(event(&pod), Event::PodApplied(_)));
+}
+
+/// A pod as an API server gives it: with what admission added, and with fields that nobody here knows.
+#[test]
+fn constraints_of_a_pod_are_read_and_unknown_fields_do_no_harm() {
+    let mut pod = stored(POD).remove(0);
+    pod.spec = json!({
+        "schedulerName": "phalanx",
+        "hostNetwork": true,
+        "someNewField": { "deep": [1] },
+        "schedulingGates": [{ "name": "example.com/quota" }],
+        "tolerations": [
+            { "key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300 },
+            { "key": "gpu", "value": "only", "effect": "NoSchedule" },
+            { "key": "level", "operator": "Gt", "value": "5" }
+        ],
+        "affinity": {
+            "podAffinity": null,
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [
+                    { "matchExpressions": [{ "key": "zone", "operator": "In", "values": ["a", "b"] }] },
+                    { "matchFields": [{ "key": "metadata.name", "operator": "NotIn", "values": ["n9"] }] }
+                ] },
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    { "weight": 7, "preference": { "matchExpressions": [{ "key": "ssd", "operator": "Exists" }] } },
+                    { "weight": 9, "preference": {} }
+                ]
+            }
+        },
+        "initContainers": [
+            { "name": "setup", "ports": [{ "containerPort": 1 }] },
+            { "name": "proxy", "restartPolicy": "Always", "ports": [{ "containerPort": 2, "protocol": "UDP" }] }
+        ],
+        "containers": [
+            { "name": "main", "newField": 1, "ports": [{ "containerPort": 3, "hostPort": 3, "hostIP": "10.0.0.1", "newField": 1 }] }
+        ]
+    });
+    let Event::PodApplied(read) = event(&pod) else { panic!() };
+    assert_eq!(read.blockers, []);
+    let constraints = &read.constraints;
+    assert_eq!(constraints.gates, ["example.com/quota".into()]);
+    let taint = |key: &str, value: &str, effect| Taint { key: key.into(), value: value.into(), effect };
+    for (taint, tolerates) in [
+        (taint("gpu", "only", TaintEffect::NoSchedule), true),
+        (taint("gpu", "only", TaintEffect::NoExecute), false),
+        (taint("gpu", "", TaintEffect::NoSchedule), false),
+        (taint("level", "6", TaintEffect::NoExecute), true),
+        (taint("level", "5", TaintEffect::NoExecute), false),
+        (taint("node.kubernetes.io/not-ready", "", TaintEffect::NoExecute), true),
+        (taint("node.kubernetes.io/not-ready", "", TaintEffect::NoSchedule), false),
+    ] {
+        assert_eq!(constraints.tolerates(&taint), tolerates, "{taint}");
+    }
+    let labels = |zone: &str| BTreeMap::from([("zone".into(), zone.into())]);
+    assert!(constraints.affinity_is_met_by("n9", &labels("b")));
+    assert!(constraints.affinity_is_met_by("n1", &labels("c")));
+    assert!(!constraints.affinity_is_met_by("n9", &labels("c")));
+    let preferred: Vec<u8> = constraints.preferred.iter().map(|preferred| preferred.weight).collect();
+    assert_eq!(preferred, [7], "a term without requirements prefers nothing");
+    let ports: Vec<String> = constraints.host_ports.iter().map(ToString::to_string).collect();
+    assert_eq!(ports, ["UDP 0.0.0.0:2", "TCP 10.0.0.1:3"], "not those of an init container that ends");
+}
+
+#[test]
+fn a_nodes_taints_and_its_readiness_are_read() {
+    let node = |ready: &str| {
+        stored(&format!(
+            "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nspec: {{taints: [{{key: gpu, value: only, effect: NoSchedule, timeAdded: x}}]}}\n\
+             status: {{allocatable: {{cpu: 1, pods: 3}}, conditions: [{{type: DiskPressure, status: \"True\"}}{ready}]}}\n"
+        ))
+        .remove(0)
+    };
+    for (ready, expected) in [
+        ("", true),
+        (", {type: Ready, status: \"True\"}", true),
+        (", {type: Ready, status: \"False\"}", false),
+        (", {type: Ready, status: Unknown}", false),
+    ] {
+        let Event::NodeApplied(read) = event(&node(ready)) else { panic!() };
+        assert_eq!(read.ready, expected, "{ready}");
+        assert_eq!(read.taints.iter().map(ToString::to_string).collect::<Vec<_>>(), ["gpu=only:NoSchedule"]);
+        assert_eq!(read.allocatable.get("pods"), Some(3));
+    }
 }
 
 #[test]

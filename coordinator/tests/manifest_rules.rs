@@ -343,25 +343,87 @@ fn wrong_pods_say_what_is_allowed() {
 
 #[test]
 fn constraints_that_are_not_served_are_told_at_once() {
-    let text = pod("containers: [{name: c, ports: [{hostPort: 80}], resources: {claims: [{name: g}]}}]\n  \
-         affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {a: b}, preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1}]}, podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [x]}}\n  \
+    let text = pod("containers: [{name: c, resources: {claims: [{name: g}]}}]\n  \
+         affinity: {podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1}]}, podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [x]}}\n  \
          topologySpreadConstraints: [{whenUnsatisfiable: DoNotSchedule}, {whenUnsatisfiable: ScheduleAnyway}]\n  \
          volumes: [{name: v, persistentVolumeClaim: {claimName: x}}, {name: w, emptyDir: {}}]\n  \
-         schedulingGates: [{name: g}]\n  resourceClaims: [{name: g}]\n  tolerations: [{key: a}]");
+         resourceClaims: [{name: g}]");
     assert_eq!(
         lines(&text),
         [
             "f.yaml:6: warning: spec.containers[0].resources.claims: the pod will wait: claims of DRA are not served yet: ask for the devices as limits",
-            "f.yaml:6: warning: spec.containers[0].ports[0].hostPort: the pod will wait: host ports are not served yet: use containerPort",
-            "f.yaml:7: warning: spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution: the pod will wait: required nodeAffinity is not served yet: use nodeSelector",
-            "f.yaml:7: warning: spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution: accepted, not honoured yet",
+            "f.yaml:7: warning: spec.affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution: accepted, not honoured yet",
             "f.yaml:7: warning: spec.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution: the pod will wait: required podAntiAffinity is not served yet: remove it",
             "f.yaml:8: warning: spec.topologySpreadConstraints[0]: the pod will wait: spread constraints are not served yet: remove it, or set whenUnsatisfiable: ScheduleAnyway",
             "f.yaml:8: warning: spec.topologySpreadConstraints[1]: accepted, not honoured yet",
             "f.yaml:9: warning: spec.volumes[0].persistentVolumeClaim: the pod will wait: volumes with persistentVolumeClaim are not served yet: their place cannot be checked",
-            "f.yaml:10: warning: spec.schedulingGates: the pod will wait: scheduling gates are not served yet: remove them",
-            "f.yaml:11: warning: spec.resourceClaims: the pod will wait: claims of DRA are not served yet: ask for the devices as limits",
+            "f.yaml:10: warning: spec.resourceClaims: the pod will wait: claims of DRA are not served yet: ask for the devices as limits",
         ]
+    );
+}
+
+#[test]
+fn constraints_that_are_wrong_are_told_with_what_is_allowed() {
+    const REQUIRED: &str =
+        "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [";
+    let term = |term: &str| format!("{REQUIRED}{term}]}}}}}}");
+    let at = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms";
+    for (constraint, line) in [
+        (
+            "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {a: b}}}".to_owned(),
+            "6: error: spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms: missing: must be a list of at least one term".to_owned(),
+        ),
+        (term(""), format!("6: error: {at}: must hold at least one term")),
+        (
+            term("{matchExpressions: [{key: zone, operator: Is, values: [a]}]}"),
+            format!("6: error: {at}[0].matchExpressions[0].operator: must be In or NotIn or Exists or DoesNotExist or Gt or Lt, found \"Is\""),
+        ),
+        (
+            term("{matchExpressions: [{key: zone, operator: In}]}"),
+            format!("6: error: {at}[0].matchExpressions[0]: must hold at least one value with the operator In"),
+        ),
+        (
+            term("{matchExpressions: [{key: zone, operator: Exists, values: [a]}]}"),
+            format!("6: error: {at}[0].matchExpressions[0].values: must be left out with the operator Exists"),
+        ),
+        (
+            term("{matchExpressions: [{key: age, operator: Gt, values: [\"old\"]}]}"),
+            format!("6: error: {at}[0].matchExpressions[0].values: must hold one whole number, in quotes, with the operator Gt"),
+        ),
+        (
+            term("{matchFields: [{key: metadata.uid, operator: In, values: [x]}]}"),
+            format!("6: error: {at}[0].matchFields[0].key: must be metadata.name, the only field that can be matched"),
+        ),
+        (
+            term("{matchFields: [{key: metadata.name, operator: In, values: [x, y]}]}"),
+            format!("6: error: {at}[0].matchFields[0].values: must hold one name with matchFields, found 2"),
+        ),
+        (
+            "affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 101, preference: {}}]}}".to_owned(),
+            "6: error: spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight: must be between 1 and 100, found 101".to_owned(),
+        ),
+        (
+            "tolerations: [{key: a, operator: Lt, value: b}]".to_owned(),
+            "6: error: spec.tolerations[0]: with the operators Lt and Gt the value must be a whole number".to_owned(),
+        ),
+        (
+            "schedulingGates: [{nam: x}]".to_owned(),
+            "6: error: spec.schedulingGates[0].name: missing: must be the gate's name".to_owned(),
+        ),
+    ] {
+        refused(&pod(&format!("{constraint}\n  containers: [{{name: c}}]")), &line);
+    }
+    refused(
+        &pod("containers: [{name: c, ports: [{hostPort: 65536}]}]"),
+        "6: error: spec.containers[0].ports[0].hostPort: must be between 0 and 65535, found 65536",
+    );
+    refused(
+        &pod("containers: [{name: c, ports: [{hostPort: 80, protocol: tcp}]}]"),
+        "6: error: spec.containers[0].ports[0].protocol: must be TCP or UDP or SCTP, found \"tcp\"",
+    );
+    refused(
+        "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {taints: [{key: gpu, effect: Never}]}\n",
+        "4: error: spec.taints[0].effect: must be NoSchedule or PreferNoSchedule or NoExecute, found \"Never\"",
     );
 }
 

@@ -126,7 +126,8 @@ impl Reader {
                 None
             }
             None => {
-                let names = Kind::STANDALONE.into_iter().filter(|kind| *kind != Kind::GangPlan).map(Kind::as_str);
+                let names =
+                    Kind::STANDALONE.into_iter().filter(|kind| *kind != Kind::GangPlan).map(Kind::as_str);
                 let message = if let Some(near) = closest(kind, names) {
                     format!("{} is not a kind that is served; did you mean {near}?", shorten(kind))
                 } else if is_operator_kind(version) {
@@ -173,6 +174,7 @@ impl Reader {
                 let node = read_node(spec.as_ref(), status.as_ref(), sink);
                 if let Value::Object(map) = &mut json {
                     map.insert("allocatable".to_owned(), resources_to_json(&node.allocatable));
+                    map.insert("ready".to_owned(), Value::Bool(node.ready));
                 }
             }
             Kind::Job => match spec {

@@ -6,6 +6,7 @@ use phalanx_common::constraints::Taint;
 use phalanx_common::resources::{CPU, MEMORY, Resources, format_amount};
 
 use super::amounts::read_resources;
+use super::constraints::read_taints;
 use super::names::{DEFAULT_QUEUE, read_name};
 use super::reader::{Cursor, Fields, Sink};
 
@@ -191,12 +192,21 @@ const MAX_PRIORITY: i64 = 1_000_000_000;
 
 /// Reads a PriorityClass, whose fields stand beside `metadata`.
 pub fn read_priority(cursor: &Cursor<'_>, sink: &mut Sink) -> PriorityFields {
+    read_priority_up_to(MAX_PRIORITY, cursor, sink)
+}
+
+/// The same of one that is stored: Kubernetes' own classes have greater values.
+pub fn read_stored_priority(cursor: &Cursor<'_>, sink: &mut Sink) -> PriorityFields {
+    read_priority_up_to(i64::from(i32::MAX), cursor, sink)
+}
+
+fn read_priority_up_to(most: i64, cursor: &Cursor<'_>, sink: &mut Sink) -> PriorityFields {
     let mut priority = PriorityFields::default();
     let Some(mut fields) = cursor.fields(sink) else { return priority };
     fields.ignore(&["apiVersion", "kind", "metadata"]);
     if let Some(value) = fields
         .required(sink, "value", "a whole number up to 1000000000")
-        .and_then(|at| at.whole(sink, i64::from(i32::MIN), MAX_PRIORITY))
+        .and_then(|at| at.whole(sink, i64::from(i32::MIN), most))
     {
         priority.value = i32::try_from(value).unwrap_or_default();
     }
@@ -221,7 +231,8 @@ pub fn read_node(spec: Option<&Cursor<'_>>, status: Option<&Cursor<'_>>, sink: &
         if let Some(at) = fields.get("allocatable") {
             node.allocatable = read_resources(&at, sink);
         }
-        fields.not_honoured(sink, &["taints"]);
+        node.taints = fields.get("taints").map(|at| read_taints(&at, sink)).unwrap_or_default();
+        node.ready = fields.get("ready").and_then(|at| at.boolean(sink)).unwrap_or(true);
         fields.ignore(&["podCIDR", "podCIDRs", "providerID", "configSource", "externalID"]);
         fields.finish(sink);
     }
@@ -230,6 +241,22 @@ pub fn read_node(spec: Option<&Cursor<'_>>, status: Option<&Cursor<'_>>, sink: &
         if let Some(at) = fields.get("allocatable").or(capacity) {
             node.allocatable = read_resources(&at, sink);
         }
+        if let Some(at) = fields.get("conditions") {
+            node.ready &= is_ready(&at, sink);
+        }
     }
     node
+}
+
+/// The condition `Ready` says True, or there is none.
+fn is_ready(conditions: &Cursor<'_>, sink: &mut Sink) -> bool {
+    for at in conditions.list(sink).into_iter().flatten() {
+        let Some(mut fields) = at.fields(sink) else { continue };
+        let kind = fields.get("type").and_then(|at| at.text(sink));
+        let status = fields.get("status").and_then(|at| at.text(sink));
+        if kind == Some("Ready") {
+            return status == Some("True");
+        }
+    }
+    true
 }

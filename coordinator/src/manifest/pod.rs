@@ -8,6 +8,7 @@ use phalanx_common::constraints::PodConstraints;
 use phalanx_common::gang::{Blocker, ContainerKind, MAX_CONTAINERS, PodRequest};
 
 use super::amounts::{container, read_container_resources, read_resources};
+use super::constraints::{read_gates, read_host_ports, read_node_affinity, read_tolerations};
 use super::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO, read_label_name, read_labels, read_name};
 use super::reader::{Cursor, Fields, Sink};
 use super::shape::Shape;
@@ -87,14 +88,19 @@ const CONTAINER_IGNORED: [(&str, Shape); 19] = [
 pub fn read_pod(cursor: &Cursor<'_>, sink: &mut Sink) -> PodFields {
     let mut pod = PodFields::default();
     let Some(mut fields) = cursor.fields(sink) else { return pod };
+    let mut constraints = PodConstraints::default();
+    let host_network = fields.get("hostNetwork").is_some_and(|at| at.node.value == Tree::Bool(true));
     if let Some(init) = fields.get("initContainers") {
-        read_containers(&init, true, &mut pod, sink);
+        read_containers(&init, Part { init: true, host_network }, &mut pod, &mut constraints, sink);
     }
     match fields.required(sink, "containers", "a list of at least one container") {
         Some(containers) if containers.is_empty() => {
             containers.error(sink, "must hold at least one container");
         }
-        Some(containers) => read_containers(&containers, false, &mut pod, sink),
+        Some(containers) => {
+            let part = Part { init: false, host_network };
+            read_containers(&containers, part, &mut pod, &mut constraints, sink);
+        }
         None => {}
     }
     pod.request.overhead = fields.get("overhead").map(|at| read_resources(&at, sink)).unwrap_or_default();
@@ -102,10 +108,11 @@ pub fn read_pod(cursor: &Cursor<'_>, sink: &mut Sink) -> PodFields {
     pod.scheduler = fields.get("schedulerName").and_then(|at| read_scheduler(&at, sink));
     pod.priority_class = fields.get("priorityClassName").and_then(|at| read_name(&at, sink));
     pod.node = fields.get("nodeName").and_then(|at| read_name(&at, sink));
-    if let Some(tolerations) = fields.get("tolerations") {
-        check_tolerations(&tolerations, sink);
-    }
-    read_constraints(&mut fields, &mut pod.blockers, sink);
+    constraints.tolerations =
+        fields.get("tolerations").map(|at| read_tolerations(&at, sink)).unwrap_or_default();
+    constraints.gates = fields.get("schedulingGates").map(|at| read_gates(&at, sink)).unwrap_or_default();
+    read_constraints(&mut fields, &mut constraints, &mut pod.blockers, sink);
+    pod.constraints = Arc::new(constraints);
     fields.not_honoured(sink, &["preemptionPolicy"]);
     fields.check(sink, &IGNORED);
     fields.ignore(&["ephemeralContainers"]);
@@ -113,41 +120,26 @@ pub fn read_pod(cursor: &Cursor<'_>, sink: &mut Sink) -> PodFields {
     pod
 }
 
-/// Taints keep nobody away yet, so that tolerations mean nothing; wrong ones are told all the same.
-fn check_tolerations(cursor: &Cursor<'_>, sink: &mut Sink) {
-    for at in cursor.list(sink).into_iter().flatten() {
-        let Some(mut fields) = at.fields(sink) else { continue };
-        let key = fields.get("key").and_then(|at| at.text(sink)).unwrap_or_default();
-        let operator = fields.get("operator").map(|at| at.one_of(sink, &["Exists", "Equal"]));
-        let value = fields.get("value");
-        let text = value.as_ref().and_then(|at| at.text(sink)).unwrap_or_default();
-        if let Some(value) = &value
-            && operator == Some(Some("Exists"))
-            && !text.is_empty()
-        {
-            value.error(sink, "must be left out with operator: Exists");
-        }
-        if key.is_empty() && operator != Some(Some("Exists")) && operator != Some(None) {
-            at.error(sink, "without a key the operator must be Exists");
-        }
-        if let Some(at) = fields.get("effect")
-            && at.text(sink) != Some("")
-        {
-            at.one_of(sink, &["NoSchedule", "PreferNoSchedule", "NoExecute"]);
-        }
-        if let Some(at) = fields.get("tolerationSeconds") {
-            at.whole(sink, i64::MIN, i64::MAX);
-        }
-        fields.finish(sink);
-    }
-}
-
 /// Reads `schedulerName`: ours, or Volcano's.
 pub fn read_scheduler(cursor: &Cursor<'_>, sink: &mut Sink) -> Option<String> {
     cursor.one_of(sink, &[SCHEDULER_PHALANX, SCHEDULER_VOLCANO]).map(str::to_owned)
 }
 
-fn read_containers(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &mut Sink) {
+/// Which containers of a pod are read.
+#[derive(Clone, Copy)]
+struct Part {
+    init: bool,
+    /// The pod has the network of its node: every port of its containers is the node's.
+    host_network: bool,
+}
+
+fn read_containers(
+    cursor: &Cursor<'_>,
+    part: Part,
+    pod: &mut PodFields,
+    constraints: &mut PodConstraints,
+    sink: &mut Sink,
+) {
     let Some(list) = cursor.list(sink) else { return };
     if list.len() + pod.request.containers.len() > MAX_CONTAINERS {
         cursor
@@ -155,11 +147,17 @@ fn read_containers(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &
         return;
     }
     for at in list {
-        read_container(&at, init, pod, sink);
+        read_container(&at, part, pod, constraints, sink);
     }
 }
 
-fn read_container(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &mut Sink) {
+fn read_container(
+    cursor: &Cursor<'_>,
+    part: Part,
+    pod: &mut PodFields,
+    constraints: &mut PodConstraints,
+    sink: &mut Sink,
+) {
     let Some(mut fields) = cursor.fields(sink) else { return };
     let name_at = fields.required(sink, "name", "the container's name");
     let name = name_at.as_ref().and_then(|at| read_label_name(at, sink)).unwrap_or_default();
@@ -168,10 +166,10 @@ fn read_container(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &m
     {
         at.error(sink, format!("two containers are named {name:?}: rename one"));
     }
-    let mut kind = if init { ContainerKind::Init } else { ContainerKind::App };
+    let mut kind = if part.init { ContainerKind::Init } else { ContainerKind::App };
     if let Some(at) = fields.get("restartPolicy") {
         let allowed: &[&str] = &["Always", "Never", "OnFailure"];
-        if at.one_of(sink, allowed) == Some("Always") && init {
+        if at.one_of(sink, allowed) == Some("Always") && part.init {
             kind = ContainerKind::Sidecar;
         }
     }
@@ -189,23 +187,11 @@ fn read_container(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &m
             );
         }
     }
-    if let Some(ports) = fields.get("ports") {
-        for port in ports.list(sink).into_iter().flatten() {
-            let host_port = match &port.node.value {
-                Tree::Map(entries) => entries.iter().find(|entry| &*entry.key == "hostPort"),
-                _ => None,
-            };
-            if host_port.is_some_and(|entry| {
-                !matches!(entry.node.value, Tree::Null | Tree::Number { whole: Some(0), .. })
-            }) {
-                block(
-                    &mut pod.blockers,
-                    &port.below("hostPort"),
-                    "host ports are not served yet: use containerPort",
-                    &port,
-                    sink,
-                );
-            }
+    if let Some(at) = fields.get("ports") {
+        let ports = read_host_ports(&at, part.host_network, sink);
+        // An init container that ends has given its ports back when the others run.
+        if kind != ContainerKind::Init {
+            constraints.host_ports.extend(ports);
         }
     }
     fields.check(sink, &CONTAINER_IGNORED);
@@ -214,10 +200,15 @@ fn read_container(cursor: &Cursor<'_>, init: bool, pod: &mut PodFields, sink: &m
     pod.request.containers.push(container(&name, kind, requests));
 }
 
-/// Fields that constrain placement and are not served yet.
-fn read_constraints(fields: &mut Fields<'_>, blockers: &mut Vec<Blocker>, sink: &mut Sink) {
+/// Fields that constrain placement: node affinity is read, and those that are not served yet become blockers.
+fn read_constraints(
+    fields: &mut Fields<'_>,
+    constraints: &mut PodConstraints,
+    blockers: &mut Vec<Blocker>,
+    sink: &mut Sink,
+) {
     if let Some(affinity) = fields.get("affinity") {
-        read_affinity(&affinity, blockers, sink);
+        read_affinity(&affinity, constraints, blockers, sink);
     }
     if let Some(spread) = fields.get("topologySpreadConstraints") {
         for constraint in spread.list(sink).into_iter().flatten() {
@@ -247,7 +238,6 @@ fn read_constraints(fields: &mut Fields<'_>, blockers: &mut Vec<Blocker>, sink: 
         }
     }
     for (name, message) in [
-        ("schedulingGates", "scheduling gates are not served yet: remove them"),
         ("resourceClaims", "claims of DRA are not served yet: ask for the devices as limits"),
         ("resources", "resources of a whole pod are not served yet: set them on its containers"),
         (
@@ -263,22 +253,32 @@ fn read_constraints(fields: &mut Fields<'_>, blockers: &mut Vec<Blocker>, sink: 
     }
 }
 
-fn read_affinity(cursor: &Cursor<'_>, blockers: &mut Vec<Blocker>, sink: &mut Sink) {
+fn read_affinity(
+    cursor: &Cursor<'_>,
+    constraints: &mut PodConstraints,
+    blockers: &mut Vec<Blocker>,
+    sink: &mut Sink,
+) {
     for (kind, part) in cursor.entries(sink).into_iter().flatten() {
-        if !["nodeAffinity", "podAffinity", "podAntiAffinity"].contains(&kind) {
-            part.warn(sink, "unknown field, ignored");
+        match kind {
+            // As a client writes a kind of affinity that it has not.
+            "nodeAffinity" | "podAffinity" | "podAntiAffinity" if part.node.value == Tree::Null => {}
+            "nodeAffinity" => read_node_affinity(&part, constraints, sink),
+            "podAffinity" | "podAntiAffinity" => read_pod_affinity(kind, &part, blockers, sink),
+            _ => part.warn(sink, "unknown field, ignored"),
+        }
+    }
+}
+
+fn read_pod_affinity(kind: &str, cursor: &Cursor<'_>, blockers: &mut Vec<Blocker>, sink: &mut Sink) {
+    for (rule, at) in cursor.entries(sink).into_iter().flatten() {
+        if at.is_empty() {
             continue;
         }
-        for (rule, at) in part.entries(sink).into_iter().flatten() {
-            if at.is_empty() {
-                continue;
-            }
-            if rule.starts_with("preferred") {
-                at.warn_not_honoured(sink);
-            } else {
-                let fix = if kind == "nodeAffinity" { ": use nodeSelector" } else { ": remove it" };
-                block(blockers, &at.path, &format!("required {kind} is not served yet{fix}"), &at, sink);
-            }
+        if rule.starts_with("preferred") {
+            at.warn_not_honoured(sink);
+        } else {
+            block(blockers, &at.path, &format!("required {kind} is not served yet: remove it"), &at, sink);
         }
     }
 }
