@@ -27,6 +27,8 @@ mod body;
 const JSON: &str = "application/json";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 const STRATEGIC_PATCH: &str = "application/strategic-merge-patch+json";
+/// A pod that is changed again and again is evicted after so many tries, or by the next order.
+const EVICTION_ATTEMPTS: u32 = 4;
 /// Time between two log lines about requests without a clear answer.
 const LOG_EVERY_MS: u64 = 10_000;
 
@@ -144,12 +146,7 @@ impl Writes {
                 // The object where it has to end first, a Status where it is gone.
                 Ok(self.object(&key, answer).unwrap_or_else(|_| stub(&key, preconditions)))
             }
-            Mutation::Evict { key, preconditions } => {
-                let eviction = body::eviction(&key, &preconditions);
-                let path = object_path(&key, "/eviction");
-                self.sent(&Call::new(&key, Method::POST, path, JSON, &eviction)).await?;
-                Ok(stub(&key, preconditions))
-            }
+            Mutation::Evict { key, preconditions } => self.evict(&key, preconditions).await,
             Mutation::Finalize { uid } => Err(ApiError::Invalid(format!(
                 "Pod of UID {uid}: kubelet says when it has ended, not Phalanx"
             ))),
@@ -179,6 +176,22 @@ impl Writes {
         let namespace = event["metadata"]["namespace"].as_str().unwrap_or("default");
         let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
         self.sent(&Call::new(about, Method::POST, path, JSON, event)).await.map(drop)
+    }
+
+    /// With a UID alone the API server tries a conflict again by itself, ten seconds long, also where the pod of that
+    /// name is another one: so the version goes with it.
+    async fn evict(&self, key: &ObjectKey, preconditions: Preconditions) -> Result<Arc<Object>, ApiError> {
+        let mut attempts_left = EVICTION_ATTEMPTS;
+        loop {
+            let stored = self.stored(key, &preconditions, None).await?;
+            let eviction = body::eviction(key, &stored.preconditions());
+            let path = object_path(key, "/eviction");
+            attempts_left -= 1;
+            match self.sent(&Call::new(key, Method::POST, path, JSON, &eviction)).await {
+                Err(ApiError::Conflict(_)) if attempts_left > 0 && preconditions.resource_version == 0 => {}
+                answer => return answer.map(|_| stored),
+            }
+        }
     }
 
     async fn create(&self, object: &Object) -> Result<Arc<Object>, ApiError> {
