@@ -61,7 +61,8 @@ pub async fn run(parts: ReportParts) {
         table.known(object, clock.now());
     }
     drop(objects);
-    let mut sender = Sender { api, clock, metrics, instance, pace: Pace::per_second(WRITES_PER_SECOND), number: 0 };
+    let mut sender =
+        Sender { api, clock, metrics, instance, pace: Pace::per_second(WRITES_PER_SECOND), number: 0 };
     loop {
         let now = clock.now();
         let reports = if sender.must_give_way() { Vec::new() } else { table.due(now, BATCH_REPORTS) };
@@ -70,7 +71,9 @@ pub async fn run(parts: ReportParts) {
                 table.again(&report, clock.now() + RETRY);
             }
         }
-        let next = table.next().map(|time| clock.until(time).max(if sender.must_give_way() { GIVE_WAY } else { Duration::ZERO }));
+        let next = table.next().map(|time| {
+            clock.until(time).max(if sender.must_give_way() { GIVE_WAY } else { Duration::ZERO })
+        });
         tokio::select! {
             changes = watcher.next() => match changes {
                 Some(changes) => changes.iter().for_each(|change| take(&mut table, change, clock.now())),

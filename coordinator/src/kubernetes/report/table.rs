@@ -6,8 +6,8 @@ use phalanx_common::units::{Millis, Time};
 use serde_json::{Value, json};
 
 use super::super::events::Happening;
-use crate::api::{Kind, Object, ObjectKey, Preconditions};
 use crate::api::store::node_name;
+use crate::api::{Kind, Object, ObjectKey, Preconditions};
 use crate::convert::Reading;
 use crate::convert::status::format_time;
 use crate::manifest::names::GROUP_NAME;
@@ -152,9 +152,7 @@ impl Group {
     /// The event of the present cause, in a word for the memory and the event's own.
     fn happening(&self, key: &ObjectKey) -> Option<(String, Happening)> {
         let (cause, is_warning, reason, action, note) = match &self.waits {
-            Some(message) => {
-                (code_of(message), true, "Unschedulable", "Scheduling", message.clone())
-            }
+            Some(message) => (code_of(message), true, "Unschedulable", "Scheduling", message.clone()),
             None if self.is_scheduled => {
                 let note = "all pods of the gang's minimum are bound".to_owned();
                 ("Scheduled", false, "Scheduled", "Binding", note)
@@ -245,9 +243,10 @@ impl Table {
             message: text(&condition["message"]),
         });
         let preconditions = object.preconditions();
-        let before = self.pods.get(&key).filter(|before| {
-            before.preconditions.uid == preconditions.uid && before.group == group
-        });
+        let before = self
+            .pods
+            .get(&key)
+            .filter(|before| before.preconditions.uid == preconditions.uid && before.group == group);
         let (since, written) = before.map_or((now, Time(0)), |before| (before.since, before.written));
         if before.is_none() {
             self.deleted(&key);
@@ -260,7 +259,8 @@ impl Table {
 
     /// True for a pod of ours that waits for a node. What a gate holds back says so by itself.
     fn is_reported(&self, pod: &Object) -> bool {
-        let is_gated = pod.spec.get("schedulingGates").and_then(Value::as_array).is_some_and(|gates| !gates.is_empty());
+        let is_gated =
+            pod.spec.get("schedulingGates").and_then(Value::as_array).is_some_and(|gates| !gates.is_empty());
         let is_pending = pod.status.get("phase").is_none_or(|phase| phase == "Pending");
         self.reading.is_ours(pod)
             && node_name(pod).is_none()

@@ -11,13 +11,13 @@ fn group(phase: &str, message: Option<&str>, version: u64) -> Object {
     object.metadata.uid = "gang-uid".to_owned();
     object.metadata.resource_version = version;
     let condition = |message| json!({ "type": "Unschedulable", "status": "True", "message": message });
-    object.status = json!({ "phase": phase, "conditions": message.map(condition).into_iter().collect::<Vec<_>>() });
+    object.status =
+        json!({ "phase": phase, "conditions": message.map(condition).into_iter().collect::<Vec<_>>() });
     object
 }
 
 fn pod(name: &str, version: u64) -> Object {
-    let mut object =
-        Object::new(Kind::Pod, "default", name).with_spec(json!({ "schedulerName": "phalanx" }));
+    let mut object = Object::new(Kind::Pod, "default", name).with_spec(json!({ "schedulerName": "phalanx" }));
     object.metadata.uid = format!("{name}-uid");
     object.metadata.resource_version = version;
     object.metadata.annotations.insert(GROUP_NAME.to_owned(), "gang".to_owned());
