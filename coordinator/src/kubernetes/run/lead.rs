@@ -8,10 +8,12 @@ use phalanx_common::ids::Term;
 use phalanx_core::Core;
 use phalanx_kubernetes::client::Pace;
 use phalanx_kubernetes::election::{ElectionError, Leadership};
+use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::super::admin_endpoint::{self, AdminAddress};
 use super::super::owners::OwnerLookup;
+use super::super::report::{self, ReportParts};
 use super::super::service::{self, ServiceParts};
 use super::super::{fresh, volcano};
 use super::open::write_time_out;
@@ -31,6 +33,8 @@ const LAST_WRITES: Duration = Duration::from_secs(4);
 const RELEASE: Duration = Duration::from_secs(2);
 /// One that leads no more has nothing to wait for but its own parts.
 const LOST_PARTS: Duration = Duration::from_secs(1);
+/// Evictions that wait for their event; one more has none.
+const EVICTIONS: usize = 256;
 /// Pause before the leader's address is written again.
 const PUBLISH_AGAIN: Duration = Duration::from_secs(10);
 /// How often it is looked whether Volcano's scheduler runs.
@@ -200,7 +204,11 @@ impl Parts {
         fresh::catch_up(&self.api, &self.kubernetes.scheduler_names).await?;
         let term = Term { counter, incarnation: self.incarnation };
         let bindings = Pace::per_second(self.kubernetes.bind_qps.unwrap_or(0));
-        let limits = Limits::kubernetes(write_time_out(&self.kubernetes.times), bindings);
+        let (evictions, evicted) = mpsc::channel(EVICTIONS);
+        let limits = Limits {
+            evictions: Some(evictions),
+            ..Limits::kubernetes(write_time_out(&self.kubernetes.times), bindings)
+        };
         let writer = writer::start_with(
             limits,
             self.api.clone(),
@@ -223,6 +231,16 @@ impl Parts {
         follow(&self.api, &mut driver, term, &self.senders, &self.metrics, others).await?;
         let overtaken = driver.overtaken();
         let driver = tokio::spawn(coordinator::run(driver, self.inputs));
+        let (watcher, objects) = Watcher::start(self.api.clone(), Arc::clone(&self.metrics)).await?;
+        others.spawn(report::run(ReportParts {
+            api: self.api.clone(),
+            watcher,
+            objects,
+            clock: self.clock,
+            metrics: Arc::clone(&self.metrics),
+            evictions: evicted,
+            instance: self.kubernetes.identity.clone(),
+        }));
         let (watcher, objects) = Watcher::start(self.api.clone(), Arc::clone(&self.metrics)).await?;
         others.spawn(service::run(ServiceParts {
             api: self.api.clone(),
