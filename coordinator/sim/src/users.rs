@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::checkers::liveness::{is_done, short_of_pods};
 use crate::coverage::Fault;
-use crate::workload::{Change, NAMESPACE, Step, bound_pod};
+use crate::workload::{Change, NAMESPACE, Step, bound_pod, other_pod};
 use crate::world::{Happening, World};
 
 /// So often users look after what they left incomplete.
@@ -38,6 +38,8 @@ impl World {
                 self.delete(&pod.key());
             }
             Step::BindSomePod(choice) => self.bind_by_hand(choice),
+            Step::OtherPod(choice) => self.add_other_pod(choice),
+            Step::EndOther(name) => self.end_other_pod(&name),
             Step::Change(kind, name, change) => self.change(&key_of(kind, &name), change),
         }
     }
@@ -81,6 +83,34 @@ impl World {
         if let Some(uid) = self.create(bound_pod(&format!("by-hand-{}", choice >> 40), &gang.name)) {
             self.facts.by_hand.insert(uid.as_str().into());
         }
+    }
+
+    /// A pod of another scheduler takes GPUs of a node for a while, whoever was promised them.
+    fn add_other_pod(&mut self, choice: u64) {
+        let at = usize::try_from(choice >> 8).unwrap_or(0) % self.hosts.len().max(1);
+        let Some(node) = self.hosts.keys().nth(at).cloned() else { return };
+        self.note(Fault::OtherPod);
+        let name = format!("other-{}", choice >> 40);
+        self.as_user(Mutation::Create(Box::new(other_pod(&name, node.as_str(), 1 + choice % 4))));
+        self.users_left += 1;
+        self.after(5_000 + (choice >> 16) % 20_000, Happening::User(Step::EndOther(name)));
+        self.api_changed();
+    }
+
+    fn end_other_pod(&mut self, name: &str) {
+        let key = key_of(Kind::Pod, name);
+        let Ok(stored) = self.api.store.get(&key) else { return };
+        self.facts.may_go.insert(stored.metadata.uid.clone());
+        let preconditions = Preconditions::uid(&stored.metadata.uid);
+        let status = json!({ "phase": "Succeeded" });
+        self.as_user(Mutation::UpdateStatus { key: key.clone(), preconditions, status });
+        // Its kubelet lets one go that was deleted before it ended.
+        self.as_user(if stored.metadata.deletion.is_some() {
+            Mutation::Finalize { uid: PodUid::from(stored.metadata.uid.as_str()) }
+        } else {
+            Mutation::Delete { key, preconditions: Preconditions::default() }
+        });
+        self.api_changed();
     }
 
     /// Creates an object, and gives its UID.

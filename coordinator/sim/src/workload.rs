@@ -35,6 +35,10 @@ pub enum Step {
     DeleteSomePod(u64),
     /// Binds one of the pods that wait to a node without an agent, as another scheduler would.
     BindSomePod(u64),
+    /// Another scheduler binds a pod of its own to a node with GPUs.
+    OtherPod(u64),
+    /// Such a pod, by name, has ended, and is deleted.
+    EndOther(String),
     /// Changes an object, if it is there.
     Change(Kind, String, Change),
     /// Makes an object what it was at first, whether it is there or not.
@@ -137,6 +141,12 @@ impl Workload {
             }
         }
         workload.draw_changes(random, within_ms);
+        if random.per_mille(500) {
+            for _ in 0..random.between(1, 6) {
+                let at = random.between(0, within_ms);
+                workload.steps.push((Time(at), Step::OtherPod(random.bits())));
+            }
+        }
         workload
     }
 
@@ -355,6 +365,14 @@ pub(crate) fn bound_pod(name: &str, gang: &str) -> Object {
     pod.metadata.annotations.insert(GROUP_NAME.to_owned(), gang.to_owned());
     pod.metadata.annotations.insert(RUN_FOR.to_owned(), "5s".to_owned());
     pod
+}
+
+/// A pod of another scheduler that runs on a node.
+pub(crate) fn other_pod(name: &str, node: &str, gpus: u64) -> Object {
+    let limits = json!({ "nvidia.com/gpu": gpus, "cpu": "2" });
+    let container = json!({ "name": "main", "image": "example/image", "resources": { "limits": limits } });
+    let spec = json!({ "schedulerName": "default-scheduler", "nodeName": node, "containers": [container] });
+    Object::new(Kind::Pod, NAMESPACE, name).with_spec(spec)
 }
 
 fn annotate(object: &mut Object, plan: &Plan) {

@@ -153,7 +153,7 @@ pub(crate) struct World {
     last: Vec<Step>,
     leftovers: Vec<Step>,
     /// Steps of users that are still due.
-    users_left: usize,
+    pub(crate) users_left: usize,
     /// When users last took something back.
     pub(crate) tidied_at: Time,
     work_ms: u64,
