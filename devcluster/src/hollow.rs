@@ -22,7 +22,7 @@ use phalanx_common::ids::NodeName;
 use phalanx_common::topology::Inventory;
 
 pub use agents::HollowAgent;
-pub use identity::{AGENT_NAME, Identity, NAMESPACE};
+pub use identity::{AGENT_NAME, Identity, NAMESPACE, TokenFiles, token_files};
 pub use inventory::inventory;
 pub use kubelet::{KubeletCounters, KubeletOptions, Kubelets, POD_ADDRESS};
 pub use nodes::{NodeShape, create_nodes, node_name, node_object};

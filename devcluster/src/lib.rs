@@ -3,7 +3,8 @@
 //! [`Servers`] are etcd, kube-apiserver and what else is asked for, on free loopback ports, with their data in a folder
 //! of their own. They end with the value or with this process, whatever ends it.
 //!
-//! With the feature `hollow`, [`hollow`] has nodes without machines: real agents, and a stand-in for the kubelets.
+//! With the feature `hollow`, [`hollow`] has nodes without machines: real agents, and a stand-in for the kubelets; and
+//! [`installation`] is Phalanx itself on such servers: replicas of the coordinator and agents, as processes.
 
 mod audit;
 mod crds;
@@ -11,6 +12,8 @@ mod error;
 mod folder;
 #[cfg(feature = "hollow")]
 pub mod hollow;
+#[cfg(feature = "hollow")]
+pub mod installation;
 mod kubeconfig;
 mod kubectl;
 mod options;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 
 use rustix::process::Signal;
@@ -80,11 +80,28 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a program whose output goes to `NAME.log` of the folder.
     pub fn start(name: &str, program: &Path, arguments: &[String], folder: &Path) -> Result<Self, Error> {
+        Self::start_in(name, program, arguments, &[], folder)
+    }
+
+    /// The same with these variables in its environment.
+    pub fn start_in(
+        name: &str,
+        program: &Path,
+        arguments: &[String],
+        environment: &[(String, String)],
+        folder: &Path,
+    ) -> Result<Self, Error> {
         let log = folder.join(format!("{name}.log"));
         let file = File::options().create(true).append(true).open(&log).map_err(Error::file(&log))?;
         let second = file.try_clone().map_err(Error::file(&log))?;
         let mut command = Command::new(program);
-        command.args(arguments).current_dir(folder).stdin(Stdio::null()).stdout(file).stderr(second);
+        command
+            .args(arguments)
+            .envs(environment.iter().cloned())
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(file)
+            .stderr(second);
         let child = spawn(name, command, AtParentsEnd::Dies)?;
         Ok(Self { name: name.to_owned(), child, log })
     }
@@ -124,6 +141,11 @@ impl Server {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, signal);
         }
+    }
+
+    /// How it ended; `None` while it runs.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
     }
 
     /// Kills it and waits for its end.

@@ -60,6 +60,12 @@ impl Drop for AuthorityTask {
     }
 }
 
+impl AuthorityTask {
+    fn start(client: &Client, path: PathBuf) -> Self {
+        Self(tokio::spawn(copy_authority(Api::namespaced(client.clone(), NAMESPACE), path)))
+    }
+}
+
 fn authority_file(ledgers: &Path) -> PathBuf {
     ledgers.join("ca.crt")
 }
@@ -74,6 +80,11 @@ pub(crate) async fn prepare(
     if matches!(identity, Identity::Given(_)) {
         return Ok(None);
     }
+    make_daemon_set(client).await?;
+    Ok(Some(AuthorityTask::start(client, authority_file(ledgers))))
+}
+
+async fn make_daemon_set(client: &Client) -> Result<(), HollowError> {
     make::<Namespace>(Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}})).await?;
     let account = json!({"metadata": {"name": AGENT_NAME}});
     make_in::<ServiceAccount>(client, account).await?;
@@ -86,10 +97,29 @@ pub(crate) async fn prepare(
         "metadata": {"name": AGENT_NAME},
         "spec": {"selector": {"matchLabels": labels}, "template": template},
     });
-    make_in::<DaemonSet>(client, set).await?;
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
-    let path = authority_file(ledgers);
-    Ok(Some(AuthorityTask(tokio::spawn(copy_authority(maps, path)))))
+    make_in::<DaemonSet>(client, set).await
+}
+
+/// What an agent in a process of its own is given, as its kubelet would mount it.
+#[derive(Debug)]
+pub struct TokenFiles {
+    /// The token of its pod.
+    pub token_file: PathBuf,
+    /// The coordinators' authority, kept as the cluster has it.
+    pub authority_file: PathBuf,
+    _authority: AuthorityTask,
+}
+
+/// Makes the pod of a node's agent and what it needs, and writes its token and the authority into the folder.
+///
+/// # Errors
+/// The API server refuses something.
+pub async fn token_files(client: &Client, node: &NodeName, folder: &Path) -> Result<TokenFiles, HollowError> {
+    make_daemon_set(client).await?;
+    let token_file = write_token(client, node, folder).await?;
+    let authority_file = authority_file(folder);
+    let task = AuthorityTask::start(client, authority_file.clone());
+    Ok(TokenFiles { token_file, authority_file, _authority: task })
 }
 
 async fn copy_authority(maps: Api<ConfigMap>, path: PathBuf) {
@@ -123,6 +153,12 @@ pub(crate) async fn credentials(
     if let Identity::Given(give) = &options.identity {
         return Ok(give(node));
     }
+    let token_file = write_token(client, node, folder).await?;
+    Ok(Credentials::Token { token_file, authority_file: authority_file(&options.ledgers) })
+}
+
+/// Makes the agent's pod, bound to its node as a DaemonSet's is, and writes its token.
+async fn write_token(client: &Client, node: &NodeName, folder: &Path) -> Result<PathBuf, HollowError> {
     let sets: Api<DaemonSet> = Api::namespaced(client.clone(), NAMESPACE);
     let set = sets.get(AGENT_NAME).await.map_err(HollowError::api("DaemonSet phalanx-agent"))?;
     let name = format!("{AGENT_NAME}-{node}");
@@ -156,7 +192,7 @@ pub(crate) async fn credentials(
     std::fs::create_dir_all(folder).map_err(file(folder))?;
     let token_file = folder.join("token");
     std::fs::write(&token_file, text).map_err(file(&token_file))?;
-    Ok(Credentials::Token { token_file, authority_file: authority_file(&options.ledgers) })
+    Ok(token_file)
 }
 
 async fn make_in<K>(client: &Client, object: Value) -> Result<(), HollowError>
