@@ -5,6 +5,7 @@
 //! off. One that says more than any node has to say is read more slowly, and feels that in its own stream.
 
 mod accept;
+pub mod authority;
 mod budget;
 mod credential;
 mod gate;

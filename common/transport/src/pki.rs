@@ -1,9 +1,11 @@
 //! Self-made certificates: one authority, one leaf per coordinator and per node.
 //!
 //! P-256 everywhere. A leaf says what it is for: a coordinator's only serves, an agent's only dials, so an
-//! agent's key cannot pose as a coordinator. There is no rotation yet, hence the long life.
+//! agent's key cannot pose as a coordinator. Files are not replaced by themselves, hence their long life; what is made
+//! in memory lives as long as its maker says.
 
 mod check;
+mod life;
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -258,13 +260,13 @@ impl CertificateAuthority {
     /// The system gives no randomness.
     pub fn create() -> Result<Self, PkiError> {
         let failed = |source| PkiError::Make { subject: AUTHORITY_NAME.to_owned(), source };
-        Self::from_key(KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(failed)?)
+        Self::from_key(KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(failed)?, LIFE)
     }
 
-    fn from_key(key: KeyPair) -> Result<Self, PkiError> {
+    fn from_key(key: KeyPair, life: Duration) -> Result<Self, PkiError> {
         let subject = AUTHORITY_NAME;
         let failed = |source| PkiError::Make { subject: subject.to_owned(), source };
-        let mut params = parameters(subject);
+        let mut params = parameters(subject, life);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let certificate_pem = params.self_signed(&key).map_err(failed)?.pem();
@@ -315,6 +317,7 @@ impl CertificateAuthority {
             // trust that: name and key are the same.
             (false, true) => Self::from_key(
                 KeyPair::from_pem(&read(&key_path)?).map_err(|error| unfit(&key_path, error))?,
+                LIFE,
             )?,
         };
         authority.save(directory)?;
@@ -342,6 +345,15 @@ impl CertificateAuthority {
     /// # Errors
     /// A name is no DNS name.
     pub fn issue_coordinator(&self, dns_names: &[&str], addresses: &[IpAddr]) -> Result<Identity, PkiError> {
+        self.issue_coordinator_for(dns_names, addresses, LIFE)
+    }
+
+    fn issue_coordinator_for(
+        &self,
+        dns_names: &[&str],
+        addresses: &[IpAddr],
+        life: Duration,
+    ) -> Result<Identity, PkiError> {
         let mut names = Vec::new();
         for name in [COORDINATOR_NAME].iter().chain(dns_names) {
             let name = (*name)
@@ -350,7 +362,7 @@ impl CertificateAuthority {
             names.push(SanType::DnsName(name));
         }
         names.extend(addresses.iter().map(|address| SanType::IpAddress(*address)));
-        let mut identity = self.issue(COORDINATOR_NAME, names, ExtendedKeyUsagePurpose::ServerAuth)?;
+        let mut identity = self.issue(COORDINATOR_NAME, names, ExtendedKeyUsagePurpose::ServerAuth, life)?;
         // Made from the authority's key, so that every coordinator of the installation has the same one.
         let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &self.issuer.key().serialize_der());
         identity.reset_secret =
@@ -367,7 +379,7 @@ impl CertificateAuthority {
         let uri = format!("{NODE_URI_PREFIX}{node}");
         let uri =
             uri.as_str().try_into().map_err(|source| PkiError::Make { subject: node.to_string(), source })?;
-        self.issue(node.as_str(), vec![SanType::URI(uri)], ExtendedKeyUsagePurpose::ClientAuth)
+        self.issue(node.as_str(), vec![SanType::URI(uri)], ExtendedKeyUsagePurpose::ClientAuth, LIFE)
     }
 
     fn issue(
@@ -375,9 +387,10 @@ impl CertificateAuthority {
         subject: &str,
         names: Vec<SanType>,
         usage: ExtendedKeyUsagePurpose,
+        life: Duration,
     ) -> Result<Identity, PkiError> {
         let failed = |source| PkiError::Make { subject: subject.to_owned(), source };
-        let mut params = parameters(subject);
+        let mut params = parameters(subject, life);
         params.subject_alt_names = names;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
@@ -388,11 +401,11 @@ impl CertificateAuthority {
     }
 }
 
-fn parameters(subject: &str) -> CertificateParams {
+fn parameters(subject: &str, life: Duration) -> CertificateParams {
     let now = SystemTime::now();
     let mut params = CertificateParams::default();
     params.not_before = (now - CLOCK_TOLERANCE).into();
-    params.not_after = (now + LIFE).into();
+    params.not_after = (now + life).into();
     params.distinguished_name = rcgen::DistinguishedName::new();
     // X.520 gives a common name 64 characters; the whole name stands in the alternative names.
     params.distinguished_name.push(DnType::CommonName, subject.chars().take(64).collect::<String>());

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use phalanx_common::ids::NodeName;
 use phalanx_common::wire::{BearerToken, FromAgent};
-use phalanx_kubernetes::identity::{Speaker, TokenRefusal};
+use phalanx_kubernetes::identity::{Reviewer, Speaker, TokenRefusal};
 use phalanx_transport::pki::check_node_name;
 use phalanx_transport::{ControlReader, PeerError, peer_node_name};
 use quinn::Connection;
@@ -39,6 +39,15 @@ impl TokenCheck {
         F: Future<Output = Result<Speaker, TokenRefusal>> + Send + 'static,
     {
         Self(Arc::new(move |token| Box::pin(check(token))))
+    }
+
+    /// Asks the API server.
+    #[must_use]
+    pub fn by(reviewer: Reviewer) -> Self {
+        Self::new(move |token| {
+            let reviewer = reviewer.clone();
+            async move { reviewer.review(token.secret()).await }
+        })
     }
 
     fn look_at(&self, token: BearerToken) -> Review {
