@@ -145,7 +145,7 @@ impl Core {
         if exist >= required.minimum && exist > 0 && short.is_none() {
             return Ok(());
         }
-        if let Some(reason) = self.held_by_itself(gang) {
+        if let (_, Some(reason)) = self.held_by_themselves(gang) {
             return Err(reason);
         }
         Err(match short {
@@ -154,18 +154,20 @@ impl Core {
         })
     }
 
-    /// What of its own keeps the first such pod of a gang from being placed.
-    fn held_by_itself(&self, gang: &Gang) -> Option<Reason> {
-        let mut pods = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod);
-        let pod = pods.find(|pod| pod.is_unplaced() && !pod.may_be_placed())?;
+    /// Pods of a gang that something of their own keeps from being placed, and what it is of the first.
+    pub(crate) fn held_by_themselves(&self, gang: &Gang) -> (u32, Option<Reason>) {
+        let pods = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod);
+        let mut held = pods.filter(|pod| pod.is_unplaced() && !pod.may_be_placed());
+        let Some(pod) = held.next() else { return (0, None) };
         let name = pod.spec.name.name.clone();
-        Some(match pod.spec.blockers.first() {
+        let reason = match pod.spec.blockers.first() {
             Some(blocker) => {
                 let (field, message) = (blocker.field.clone(), blocker.message.clone());
                 Reason::PodBlocked { pod: name, field, message }
             }
             None => Reason::PodGated { pod: name, gates: pod.spec.constraints.gates.clone() },
-        })
+        };
+        (u32::try_from(held.count()).unwrap_or(u32::MAX).saturating_add(1), Some(reason))
     }
 
     /// A task of which fewer pods can be placed, or have ended well, than its minimum: whatever is bound of the rest

@@ -279,6 +279,9 @@ impl Core {
             more.waiting += 1;
             more.first.get_or_insert(held);
         }
+        let (count, reason) = self.held_by_themselves(gang);
+        more.waiting += count;
+        more.first = more.first.or(reason.map(Held::Known));
         more
     }
 

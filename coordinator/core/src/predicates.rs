@@ -42,6 +42,11 @@ impl Obstacle<'_> {
         matches!(self, Self::Taint(_) | Self::Labels | Self::Affinity)
     }
 
+    /// Something is in use, and goes away when other work ends, or the node is too small.
+    pub(crate) const fn is_of_use(&self) -> bool {
+        matches!(self, Self::Port(_) | Self::Pods | Self::Short(_))
+    }
+
     /// The node is closed for its state, which ends by itself or by a word of a person.
     pub(crate) const fn is_closed(&self) -> bool {
         matches!(self, Self::Unschedulable | Self::NotReady | Self::State(_))

@@ -219,6 +219,9 @@ impl Reason {
             Self::PodGated { gates, .. } => {
                 format!("remove {} from spec.schedulingGates, as whoever set them does", gates.join(", "))
             }
+            Self::NoNodeMatches(unsuited) if unsuited.help.is_empty() => {
+                "add nodes that meet what keeps the pod from these, or change that".to_owned()
+            }
             Self::NoNodeMatches(unsuited) => unsuited.fix(),
             Self::NoNodeOffers { suggestion: Some(name), .. } => format!("ask for {name}"),
             Self::NoNodeOffers { resource, .. } => format!("add a node that offers {resource}"),
@@ -287,7 +290,8 @@ impl fmt::Display for Reason {
                 write!(formatter, "pod {pod} waits for its scheduling gates: {}", gates.join(", "))
             }
             Self::NoNodeMatches(unsuited) => {
-                write!(formatter, "0 of {} nodes suit the pod: {unsuited}", unsuited.nodes)
+                let suit = if unsuited.nodes == 1 { "suits" } else { "suit" };
+                write!(formatter, "0 {} {suit} the pod: {unsuited}", unsuited.of_nodes())
             }
             Self::NoNodeOffers { resource, asked, .. } => {
                 // Devices count only where an agent confirms them.
@@ -309,7 +313,7 @@ impl fmt::Display for Reason {
                     formatter,
                     "can never fit: {minimum} pods needed, an empty cluster takes {fit}{models}; the next asks {shape}"
                 )?;
-                left_out.as_ref().map_or(Ok(()), |out| write!(formatter, "; of {} nodes {out}", out.nodes))
+                left_out.as_ref().map_or(Ok(()), |out| write!(formatter, "; {} {out}", out.of_nodes()))
             }
             Self::LargerThanAllNodes { resource, total, asked } => write!(
                 formatter,

@@ -144,7 +144,8 @@ fn describe(cluster: &Cluster, need: &PodNeed) -> Arc<str> {
 
 /// The node could take such a pod if it had more free.
 fn could_serve(node: &Node, need: &PodNeed) -> bool {
-    matches!(predicates::check(node, need, &node.used), Ok(()) | Err(Obstacle::Short(_)))
+    let check = predicates::check(node, need, &node.used);
+    check.err().is_none_or(|obstacle| obstacle.is_of_use())
 }
 
 /// One pod alone is more than any node could ever take.
@@ -162,8 +163,8 @@ fn no_node_ever(
         if obstacles.contains(&Obstacle::NoAgent) {
             continue;
         }
-        let is_short = |obstacle: &Obstacle<'_>| matches!(obstacle, Obstacle::Short(_) | Obstacle::Pods);
-        let is_large_enough = node.capacity.gpus >= need.amounts.gpus && !obstacles.iter().any(is_short);
+        let is_large_enough =
+            node.capacity.gpus >= need.amounts.gpus && !obstacles.iter().any(Obstacle::is_of_use);
         let is_suitable = !obstacles.iter().any(Obstacle::is_lasting);
         if is_suitable && is_large_enough {
             return None;

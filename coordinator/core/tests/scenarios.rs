@@ -33,6 +33,15 @@ macro_rules! scenarios {
 
 scenarios! {
     one_gang_life,
+    taints,
+    cordons,
+    node_affinity,
+    preferred_affinity,
+    host_ports,
+    pod_count,
+    scheduling_gates,
+    case_084_claim_of_one_delays_nobody,
+    case_087_init_containers_and_sidecars,
     case_001_two_equal_gangs,
     case_005_not_enough_per_node,
     case_026_lease_outlives_waiting,

@@ -110,11 +110,12 @@ impl NoRoom {
         }
         let missing = self.minimum.saturating_sub(self.fit);
         if let Some(unmet) = self.left_out.as_ref().and_then(|out| out.in_use()) {
+            let nodes = if missing == 1 { "1 more node".to_owned() } else { format!("{missing} more nodes") };
             let what = match unmet {
-                Unmet::Port(port) => format!("{port} free"),
-                _ => "room for one pod more".to_owned(),
+                Unmet::Port(port) => format!("{port} is free on {nodes}"),
+                _ => format!("{nodes} may have one pod more"),
             };
-            return format!("wait until {missing} more of the nodes have {what}{}", lower(self.lower_to));
+            return format!("wait until {what}{}", lower(self.lower_to));
         }
         format!(
             "wait for room for {} of {}{}{}{}",
@@ -195,7 +196,7 @@ impl fmt::Display for NoRoom {
             write!(formatter, "; {}", other.text(&self.resource))?;
         }
         if let Some(out) = &self.left_out {
-            write!(formatter, "; of {} nodes {out}", out.nodes)?;
+            write!(formatter, "; {} {out}", out.of_nodes())?;
         }
         if self.closed.is_empty() {
             return Ok(());

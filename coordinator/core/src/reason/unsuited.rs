@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use phalanx_common::constraints::{HostPort, Taint};
+use phalanx_common::resources::NVIDIA_GPU;
 use serde::{Deserialize, Serialize};
 
 /// Constraints named in one text.
@@ -39,10 +40,14 @@ impl Unmet {
             Self::Selector(labels) => {
                 format!("{count} {do_not} match nodeSelector {}", label_text(labels))
             }
+            Self::Affinity(terms) if terms.is_empty() => {
+                format!("{count} {do_not} match its node affinity, whose terms are empty")
+            }
             Self::Affinity(terms) => format!("{count} {do_not} match node affinity {terms}"),
             Self::Port(port) => format!("{count} {have} {port} taken"),
             Self::Pods => format!("{count} {are} full of pods"),
             Self::NoAgent => format!("{count} {have} no agent"),
+            Self::TooSmall(resource) if &**resource == NVIDIA_GPU => format!("{count} {have} too few GPUs"),
             Self::TooSmall(resource) => format!("{count} {have} too little {resource}"),
         }
     }
@@ -82,6 +87,11 @@ impl Unsuited {
     #[must_use]
     pub fn fix(&self) -> String {
         self.help.iter().map(Unmet::fix).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// `of 1 node`, `of 3 nodes`.
+    pub(super) fn of_nodes(&self) -> String {
+        format!("of {} node{}", self.nodes, if self.nodes == 1 { "" } else { "s" })
     }
 
     /// The port or the number of pods that stands in the way, where one does.

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::constraints::{Toleration, TolerationOperator};
+use phalanx_common::resources::NVIDIA_GPU;
 
+use crate::amounts::ResourceKey;
 use crate::cluster::{Cluster, Node};
 use crate::place::{Candidate, GangShape, Overlay, PodNeed, place};
 use crate::predicates::{self, Obstacle};
@@ -14,6 +16,12 @@ use crate::required::Required;
 
 /// Sets of changes that are tried before none is suggested.
 const SETS_TRIED: usize = 8;
+
+/// Longest text of affinity terms.
+const TERMS_LENGTH: usize = 200;
+
+/// GPUs are looked at by mask, and are no obstacle of a predicate.
+const GPUS: Obstacle<'static> = Obstacle::Short(ResourceKey::Gpus);
 
 /// What keeps the pod from nodes of this cluster; `None` where no constraint does.
 pub(super) fn left_out(cluster: &Cluster, need: &PodNeed) -> Option<Unsuited> {
@@ -37,7 +45,8 @@ fn count(cluster: &Cluster, need: &PodNeed, counts: impl Fn(&Obstacle<'_>) -> bo
         let obstacles = predicates::obstacles(node, need, &node.used);
         let obstacle = obstacles.iter().filter(|obstacle| counts(obstacle));
         let unmet = obstacle.filter_map(|obstacle| unmet(cluster, node, need, obstacle)).next();
-        if let Some(unmet) = unmet {
+        let gpus = counts(&GPUS) && node.capacity.gpus < need.amounts.gpus;
+        if let Some(unmet) = unmet.or(gpus.then(|| Unmet::TooSmall(Arc::from(NVIDIA_GPU)))) {
             *found.entry(unmet).or_default() += 1;
         }
     }
@@ -62,8 +71,10 @@ fn unmet(cluster: &Cluster, node: &Node, need: &PodNeed, obstacle: &Obstacle<'_>
         }
         Obstacle::Affinity => {
             let terms = need.constraints.required.iter().flatten();
-            let terms: Vec<String> = terms.map(ToString::to_string).collect();
-            Unmet::Affinity(Arc::from(terms.join(" or ")))
+            let terms: Vec<String> = terms.map(ToString::to_string).filter(|term| !term.is_empty()).collect();
+            let terms = terms.join(" or ");
+            let cut = terms.char_indices().nth(TERMS_LENGTH).map(|(at, _)| format!("{} …", &terms[..at]));
+            Unmet::Affinity(Arc::from(cut.unwrap_or(terms)))
         }
         Obstacle::Port(port) => Unmet::Port((*port).clone()),
         Obstacle::Pods => Unmet::Pods,

@@ -2,15 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod constrained;
 pub mod play;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use phalanx_common::gang::{
-    Blocker, ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec, ShownGang,
-};
+use phalanx_common::gang::{Blocker, GangSpec, PodBinding, PodPhase, PodSpec, ShownGang};
 use phalanx_common::ids::{ActionId, GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::queue::{PriorityClassSpec, QueueSpec, ShownQueue};
@@ -671,6 +670,14 @@ impl World {
                 let words = Words { plain: vec!["gang", words.plain[1]], options: words.options };
                 self.make_gang(&words);
             }
+            "ungate" => {
+                // Whoever set a pod's scheduling gates removes them.
+                let uid = self.uid(words.plain[1]);
+                self.touch(&uid);
+                let stored = self.pods.get_mut(&uid).unwrap();
+                Arc::make_mut(&mut stored.constraints).gates.clear();
+                self.apply_stored(&uid);
+            }
             "delete-pod" => {
                 let uid = self.uid(words.plain[1]);
                 self.delete_pod(&uid);
@@ -937,24 +944,22 @@ impl World {
 
     fn make_plain_node(&mut self, words: &Words<'_>) {
         let node = words.plain[1];
-        let mut allocatable = Resources::new();
-        let mut labels = BTreeMap::new();
-        for (key, value) in &words.options {
-            if let Some(label) = key.strip_prefix("label-") {
-                labels.insert(Arc::from(label), Arc::from(*value));
-            } else {
-                let (name, amount) = resource(key, value);
-                allocatable.set(name, amount);
-            }
-        }
-        let spec = NodeSpec {
+        let mut spec = NodeSpec {
             name: node.into(),
-            labels,
-            allocatable,
+            labels: BTreeMap::new(),
+            allocatable: Resources::new(),
             unschedulable: false,
             taints: Vec::new(),
             ready: true,
         };
+        for (key, value) in &words.options {
+            if let Some(label) = key.strip_prefix("label-") {
+                spec.labels.insert(Arc::from(label), Arc::from(*value));
+            } else if !constrained::of_node(&mut spec, key, value) {
+                let (name, amount) = resource(key, value);
+                spec.allocatable.set(name, amount);
+            }
+        }
         self.nodes.insert(spec.name.clone(), spec.clone());
         self.apply(Event::NodeApplied(spec));
     }
@@ -962,7 +967,7 @@ impl World {
     /// A pod that is none of ours, on a node: `other NODE POD gpu=4 cpu=2`.
     fn make_other(&mut self, words: &Words<'_>) {
         let mut request = Resources::new();
-        for (key, value) in words.options.iter().filter(|(key, _)| **key != "scheduler") {
+        for (key, value) in words.options.iter().filter(|(key, _)| !matches!(**key, "scheduler" | "ports")) {
             let (name, amount) = resource(key, value);
             request.set(name, amount);
         }
@@ -971,7 +976,7 @@ impl World {
             node: words.plain[1].into(),
             scheduler: words.options.get("scheduler").copied().unwrap_or("default-scheduler").into(),
             request,
-            host_ports: Vec::new(),
+            host_ports: constrained::constraints(words).host_ports,
         };
         self.others.insert(pod.uid.clone(), pod.clone());
         self.apply(Event::OtherPodApplied(Box::new(pod)));
@@ -1068,19 +1073,18 @@ impl World {
         }
         let selector = words.options.get("selector").and_then(|text| text.split_once(':'));
         let blocker = words.options.get("blocker").and_then(|text| text.split_once(':'));
-        let container = ContainerRequest { name: "main".into(), kind: ContainerKind::App, requests };
         let spec = PodSpec {
             uid: format!("{pod}-{}", self.next_uid).into(),
             name: name(pod),
             gang: name(gang),
             task: task.into(),
-            request: PodRequest { containers: vec![container], overhead: Resources::new() },
+            request: constrained::request(words, requests),
             node_selector: selector
                 .into_iter()
                 .map(|(key, value)| (Arc::from(key), Arc::from(value)))
                 .collect(),
             group_uid: Default::default(),
-            constraints: Default::default(),
+            constraints: Arc::new(constrained::constraints(words)),
             blockers: blocker
                 .into_iter()
                 .map(|(field, message)| Blocker {
