@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, FromRequest, Query, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -54,6 +54,9 @@ pub struct AdminParts<A> {
     pub trouble: watch::Receiver<Option<String>>,
     /// Why the loop is not asked: another replica leads, and its name. `None` where this one leads.
     pub standby: watch::Receiver<Option<String>>,
+    /// The objects are those of a Kubernetes API server: they are read and changed there, under everybody's own rights,
+    /// and here is only told what was decided about them.
+    pub answers_only: bool,
     /// It listens on loopback only.
     pub loopback: bool,
     /// The queue that exists without an object and cannot be deleted.
@@ -64,7 +67,7 @@ type Shared<A> = State<Arc<AdminParts<A>>>;
 
 /// The routes. They are served over `Bounded`, with its `Place` as what is known of a connection.
 pub fn router<A: Api>(parts: AdminParts<A>) -> Router {
-    let loopback = parts.loopback;
+    let (loopback, answers_only) = (parts.loopback, parts.answers_only);
     Router::new()
         .route("/metrics", get(metrics::<A>))
         .route("/v1/state", get(state::<A>))
@@ -81,6 +84,7 @@ pub fn router<A: Api>(parts: AdminParts<A>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES))
+        .layer(middleware::from_fn_with_state(answers_only, refuse_objects))
         .layer(middleware::from_fn_with_state(loopback, refuse_browsers))
         .layer(middleware::from_fn(connections::follow))
         .with_state(Arc::new(parts))
@@ -194,6 +198,21 @@ async fn refuse_browsers(
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if loopback && !is_loopback_host(host) {
         let text = format!("Host {host:?} is not this machine's loopback: use 127.0.0.1, [::1] or localhost");
+        return Err(Failure::new(StatusCode::FORBIDDEN, text));
+    }
+    Ok(next.run(request).await)
+}
+
+/// Whoever reaches this interface would otherwise have the coordinator's rights on objects in place of its own.
+async fn refuse_objects(
+    State(answers_only): State<bool>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    let asks = matches!(*request.method(), Method::GET | Method::HEAD);
+    if answers_only && (!asks || request.uri().path().starts_with("/v1/objects")) {
+        let text = "on a Kubernetes cluster objects are read and changed with kubectl, under your own rights; this \
+                    interface only answers questions about them";
         return Err(Failure::new(StatusCode::FORBIDDEN, text));
     }
     Ok(next.run(request).await)

@@ -119,6 +119,7 @@ impl Replica {
                 ready: Arc::clone(&ready),
                 trouble: watch::channel(None).1,
                 standby: standby_told,
+                answers_only: true,
                 loopback: opened.admin_address.ip().is_loopback(),
                 default_queue: config.settings.default_queue.clone(),
             },
