@@ -450,6 +450,9 @@ impl ApiError {
     }
 }
 
+/// Objects one after another, each made when it is asked for: all of a large cluster at once take much room.
+pub type Listing = Box<dyn Iterator<Item = Arc<Object>> + Send>;
+
 /// The API. Clones of an implementation share one store.
 pub trait Api: Clone + Send + Sync + 'static {
     /// One object.
@@ -465,6 +468,14 @@ pub trait Api: Clone + Send + Sync + 'static {
         &self,
         kind: Option<Kind>,
     ) -> impl Future<Output = Result<(Vec<Arc<Object>>, u64), ApiError>> + Send;
+
+    /// All objects of all kinds as `list` gives them, and the number of the newest change they contain.
+    fn listing(&self) -> impl Future<Output = Result<(Listing, u64), ApiError>> + Send {
+        async move {
+            let (objects, revision) = self.list(None).await?;
+            Ok((Box::new(objects.into_iter()) as Listing, revision))
+        }
+    }
 
     /// Changes after `resource_version`, oldest first, at most `max`.
     fn changes_since(

@@ -341,10 +341,11 @@ pub(crate) async fn follow<A: Api>(
     metrics: &Arc<Metrics>,
     others: &mut JoinSet<()>,
 ) -> Result<(), ApiError> {
-    let (watcher, objects) = Watcher::start(api.clone(), Arc::clone(metrics)).await?;
+    let mut watcher = Watcher::begin(api.clone(), Arc::clone(metrics)).await?;
     // Queues come before the gangs in them, and plans last: objects are listed by kind in that order.
     let reading = api.reading();
-    let stored = objects.iter().filter_map(|object| heard(convert::event_of_object(&reading, object)));
+    let objects = std::iter::from_fn(|| watcher.listed());
+    let stored = objects.filter_map(|object| heard(convert::event_of_object(&reading, &object)));
     driver.begin(std::iter::once(Event::Started { term }).chain(stored)).await;
     others.spawn(feed(reading, watcher, senders.changes.clone()));
     Ok(())

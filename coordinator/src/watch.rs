@@ -2,12 +2,14 @@
 //! again, and what vanished meanwhile is told as deleted.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use uuid::Uuid;
 
-use crate::api::{Api, ApiError, Change, ChangeBody, Object, ObjectKey};
+use crate::api::{Api, ApiError, Change, ChangeBody, Kind, Listing, Object, ObjectKey};
 use crate::metrics::Metrics;
 
 /// Changes taken at once.
@@ -16,14 +18,20 @@ const BATCH_CHANGES: usize = 512;
 const RETRY: Duration = Duration::from_millis(200);
 
 /// One reader of the change log.
-#[derive(Debug)]
 pub struct Watcher<A> {
     api: A,
-    /// UID and resourceVersion of every object told.
-    told: BTreeMap<ObjectKey, (String, u64)>,
+    told: Told,
+    /// What of the first listing was not told yet.
+    listing: Option<Listing>,
     revision: u64,
     newest: watch::Receiver<u64>,
     metrics: Arc<Metrics>,
+}
+
+impl<A> fmt::Debug for Watcher<A> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Watcher").field("revision", &self.revision).finish_non_exhaustive()
+    }
 }
 
 impl<A: Api> Watcher<A> {
@@ -32,11 +40,31 @@ impl<A: Api> Watcher<A> {
     /// # Errors
     /// The list could not be read.
     pub async fn start(api: A, metrics: Arc<Metrics>) -> Result<(Self, Vec<Arc<Object>>), ApiError> {
+        let mut watcher = Self::begin(api, metrics).await?;
+        let objects = std::iter::from_fn(|| watcher.listed()).collect();
+        Ok((watcher, objects))
+    }
+
+    /// Stands behind a listing of everything, which `listed` gives object by object. It must be taken to its end
+    /// before `next`.
+    ///
+    /// # Errors
+    /// The list could not be read.
+    pub async fn begin(api: A, metrics: Arc<Metrics>) -> Result<Self, ApiError> {
         // Subscribed before the list: a change in between wakes the reader.
         let newest = api.subscribe();
-        let (objects, revision) = api.list(None).await?;
-        let told = objects.iter().map(|object| (object.key(), version(object))).collect();
-        Ok((Self { api, told, revision, newest, metrics }, objects))
+        let (listing, revision) = api.listing().await?;
+        Ok(Self { api, told: Told::default(), listing: Some(listing), revision, newest, metrics })
+    }
+
+    /// The next object of the listing; `None` at its end.
+    pub fn listed(&mut self) -> Option<Arc<Object>> {
+        let Some(object) = self.listing.as_mut().and_then(Iterator::next) else {
+            self.listing = None;
+            return None;
+        };
+        self.told.insert(&object);
+        Some(object)
     }
 
     /// Waits for changes and gives at least one, oldest first. Dropping the call loses nothing. Ends with `None`
@@ -71,43 +99,105 @@ impl<A: Api> Watcher<A> {
         for change in changes {
             self.revision = self.revision.max(change.resource_version);
             match &change.body {
-                ChangeBody::Applied(object) => self.told.insert(object.key(), version(object)),
+                ChangeBody::Applied(object) => self.told.insert(object),
                 ChangeBody::Deleted { key, .. } => self.told.remove(key),
-            };
+            }
         }
     }
 
     /// The difference between what was told and what is there.
     async fn relist(&mut self) -> Result<Vec<Change>, ApiError> {
-        let (objects, revision) = self.api.list(None).await?;
+        let (listing, revision) = self.api.listing().await?;
         self.metrics.relists.inc();
-        let present: BTreeMap<ObjectKey, (String, u64)> =
-            objects.iter().map(|object| (object.key(), version(object))).collect();
-        let mut changes = Vec::new();
-        for (key, (uid, _)) in &self.told {
-            if present.get(key).is_none_or(|(new_uid, _)| new_uid != uid) {
-                let body = ChangeBody::Deleted { key: key.clone(), uid: uid.clone() };
-                changes.push(Change { resource_version: revision, kind: key.kind, body });
-            }
-        }
-        for object in objects {
-            if self.told.get(&object.key()) != Some(&version(&object)) {
+        let mut present = Told::default();
+        let mut applied = Vec::new();
+        for object in listing {
+            present.insert(&object);
+            if !self.told.has(&object) {
                 let resource_version = object.metadata.resource_version;
-                changes.push(Change {
-                    resource_version,
-                    kind: object.kind,
-                    body: ChangeBody::Applied(object),
-                });
+                let body = ChangeBody::Applied(Arc::clone(&object));
+                applied.push(Change { resource_version, kind: object.kind, body });
             }
         }
+        let gone = self.told.gone_from(&present).into_iter().map(|(key, uid)| {
+            let kind = key.kind;
+            Change { resource_version: revision, kind, body: ChangeBody::Deleted { key, uid } }
+        });
+        let changes = gone.chain(applied).collect();
         self.told = present;
         self.revision = revision;
         Ok(changes)
     }
 }
 
-fn version(object: &Object) -> (String, u64) {
-    (object.metadata.uid.clone(), object.metadata.resource_version)
+/// UID and version of every object told, in little room.
+#[derive(Debug, Default)]
+struct Told {
+    /// By kind and `namespace/name`.
+    objects: BTreeMap<Kind, BTreeMap<Box<str>, (Uid, u64)>>,
+}
+
+/// A UID as Kubernetes makes them takes half the room of its text.
+#[derive(Debug, PartialEq, Eq)]
+enum Uid {
+    Number(Uuid),
+    Text(Box<str>),
+}
+
+impl Uid {
+    fn of(text: &str) -> Self {
+        let number = Uuid::try_parse(text).ok().filter(|uuid| uuid.hyphenated().to_string() == text);
+        number.map_or_else(|| Self::Text(Box::from(text)), Self::Number)
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Number(uuid) => uuid.hyphenated().to_string(),
+            Self::Text(text) => text.to_string(),
+        }
+    }
+}
+
+fn place(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+impl Told {
+    fn insert(&mut self, object: &Object) {
+        let metadata = &object.metadata;
+        let told = (Uid::of(&metadata.uid), metadata.resource_version);
+        let objects = self.objects.entry(object.kind).or_default();
+        objects.insert(place(&metadata.namespace, &metadata.name).into_boxed_str(), told);
+    }
+
+    fn remove(&mut self, key: &ObjectKey) {
+        if let Some(objects) = self.objects.get_mut(&key.kind) {
+            objects.remove(place(&key.namespace, &key.name).as_str());
+        }
+    }
+
+    /// True where this very version was told.
+    fn has(&self, object: &Object) -> bool {
+        let metadata = &object.metadata;
+        let place = place(&metadata.namespace, &metadata.name);
+        let told = self.objects.get(&object.kind).and_then(|objects| objects.get(place.as_str()));
+        told.is_some_and(|told| *told == (Uid::of(&metadata.uid), metadata.resource_version))
+    }
+
+    /// What is not there any more, or is another object of the same name now.
+    fn gone_from(&self, present: &Self) -> Vec<(ObjectKey, String)> {
+        let mut gone = Vec::new();
+        for (kind, objects) in &self.objects {
+            let still = present.objects.get(kind);
+            for (place, (uid, _)) in objects {
+                if still.and_then(|objects| objects.get(place)).is_none_or(|(new, _)| new != uid) {
+                    let (namespace, name) = place.split_once('/').unwrap_or(("", place));
+                    gone.push((ObjectKey::new(*kind, namespace, name), uid.text()));
+                }
+            }
+        }
+        gone
+    }
 }
 
 async fn pause(error: &ApiError) {
@@ -122,7 +212,7 @@ mod tests {
     use super::*;
     use crate::api::embedded::EmbeddedApi;
     use crate::api::faults::{Call, Fault, FaultPlan, FaultyApi};
-    use crate::api::{Kind, Mutation, Preconditions};
+    use crate::api::{Mutation, Preconditions};
 
     type Faulty = FaultyApi<EmbeddedApi>;
 

@@ -8,7 +8,7 @@ use phalanx_common::units::Time;
 use tokio::sync::watch;
 
 use super::store::Store;
-use super::{Api, ApiError, Change, Kind, Mutation, Object, ObjectKey};
+use super::{Api, ApiError, Change, Kind, Listing, Mutation, Object, ObjectKey};
 use crate::convert::Reading;
 
 /// What may go wrong with one call.
@@ -204,6 +204,13 @@ impl<A: Api> Api for FaultyApi<A> {
         match self.decide(Call::Read) {
             Some(fault) => Err(fault.error("the list")),
             None => self.inner.list(kind).await,
+        }
+    }
+
+    async fn listing(&self) -> Result<(Listing, u64), ApiError> {
+        match self.decide(Call::Read) {
+            Some(fault) => Err(fault.error("the list")),
+            None => self.inner.listing().await,
         }
     }
 

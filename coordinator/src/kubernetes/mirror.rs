@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch as latest;
 
 use super::packed::{Packed, Texts, key_of, place_of};
-use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
+use crate::api::{ApiError, Change, ChangeBody, Kind, Listing, Object, ObjectKey};
 
 /// Changes kept for those who read them. Whoever is further behind lists again.
 pub const LOG_LENGTH: usize = 16_384;
@@ -206,17 +206,30 @@ impl Mirror {
     /// # Errors
     /// An object cannot be read.
     pub fn list(&self, kind: Option<Kind>) -> Result<(Vec<Arc<Object>>, u64), ApiError> {
-        let (packed, revision) = {
-            let state = self.state();
-            let kinds = state.objects.iter().filter(|(one, _)| kind.is_none_or(|kind| kind == **one));
-            let packed: Vec<_> = kinds
-                .flat_map(|(kind, objects)| objects.iter().map(|(place, slot)| (*kind, place, &slot.packed)))
-                .map(|(kind, place, packed)| (kind, Arc::clone(place), Arc::clone(packed)))
-                .collect();
-            (packed, state.revision)
-        };
+        let (packed, revision) = self.packed(kind);
         let unpacked = packed.iter().map(|(kind, place, packed)| packed.unpack(*kind, place).map(Arc::new));
         Ok((unpacked.collect::<Result<_, _>>()?, revision))
+    }
+
+    fn packed(&self, kind: Option<Kind>) -> (Vec<(Kind, Arc<str>, Arc<Packed>)>, u64) {
+        let state = self.state();
+        let kinds = state.objects.iter().filter(|(one, _)| kind.is_none_or(|kind| kind == **one));
+        let packed = kinds
+            .flat_map(|(kind, objects)| objects.iter().map(|(place, slot)| (*kind, place, &slot.packed)))
+            .map(|(kind, place, packed)| (kind, Arc::clone(place), Arc::clone(packed)));
+        (packed.collect(), state.revision)
+    }
+
+    /// All objects, each unpacked when it is asked for, and the number of the newest change.
+    #[must_use]
+    pub fn listing(&self) -> (Listing, u64) {
+        let (packed, revision) = self.packed(None);
+        let objects = packed.into_iter().filter_map(|(kind, place, packed)| {
+            let object = packed.unpack(kind, &place);
+            let told = object.map_err(|error| tracing::warn!(%kind, place = &*place, %error, "left out"));
+            told.ok().map(Arc::new)
+        });
+        (Box::new(objects), revision)
     }
 
     /// Changes after `revision`, oldest first, at most `max`.

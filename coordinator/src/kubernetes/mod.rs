@@ -14,7 +14,7 @@ use phalanx_common::ids::ClusterId;
 use serde_json::Value;
 use tokio::sync::watch as latest;
 
-use crate::api::{Api, ApiError, Change, Kind, Mutation, Object, ObjectKey};
+use crate::api::{Api, ApiError, Change, Kind, Listing, Mutation, Object, ObjectKey};
 use crate::convert::Reading;
 
 pub mod admin_endpoint;
@@ -143,6 +143,11 @@ impl Api for KubernetesApi {
     async fn list(&self, kind: Option<Kind>) -> Result<(Vec<Arc<Object>>, u64), ApiError> {
         self.mirror.ready(kind).await?;
         self.mirror.list(kind)
+    }
+
+    async fn listing(&self) -> Result<(Listing, u64), ApiError> {
+        self.mirror.ready(None).await?;
+        Ok(self.mirror.listing())
     }
 
     async fn changes_since(&self, resource_version: u64, max: usize) -> Result<Vec<Change>, ApiError> {

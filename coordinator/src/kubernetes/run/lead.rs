@@ -19,7 +19,7 @@ use super::super::{fresh, volcano};
 use super::open::write_time_out;
 use super::{End, Replica};
 use crate::agents::AgentServer;
-use crate::api::ApiError;
+use crate::api::{Api, ApiError, Kind, Object};
 use crate::coordinator::{self, Endpoints, follow};
 use crate::driver::{self, Driver, Permit};
 use crate::manifest::names::SCHEDULER_VOLCANO;
@@ -231,7 +231,15 @@ impl Parts {
         follow(&self.api, &mut driver, term, &self.senders, &self.metrics, others).await?;
         let overtaken = driver.overtaken();
         let driver = tokio::spawn(coordinator::run(driver, self.inputs));
-        let (watcher, objects) = Watcher::start(self.api.clone(), Arc::clone(&self.metrics)).await?;
+        let mut watcher = Watcher::begin(self.api.clone(), Arc::clone(&self.metrics)).await?;
+        // Not all at once: most objects of a large cluster are nodes and pods of others, which the service has no use for.
+        let reading = self.api.reading();
+        let is_of_use = |object: &Arc<Object>| match object.kind {
+            Kind::Node => false,
+            Kind::Pod => reading.is_ours(object) || object.metadata.owner.is_some(),
+            _ => true,
+        };
+        let objects = std::iter::from_fn(|| watcher.listed()).filter(is_of_use).collect();
         others.spawn(report::run(ReportParts {
             api: self.api.clone(),
             watcher,
