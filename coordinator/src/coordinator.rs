@@ -24,6 +24,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 pub use self::endpoints::{Endpoints, EndpointsError};
 use crate::admin::{self, AdminParts, Bounded};
+use crate::agents::authority::KubernetesAuthorityError;
 use crate::agents::{AgentServer, AgentServerParts, PodReport};
 use crate::api::embedded::{EmbeddedApi, OpenError};
 use crate::api::{Api, ApiError};
@@ -63,6 +64,9 @@ pub enum StartError {
     /// The way to the cluster cannot be used.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// The authority that is kept in the cluster.
+    #[error("{0}; the coordinator's ServiceAccount needs what deploy/ gives it (RBAC)")]
+    Authority(#[from] KubernetesAuthorityError),
     /// The cluster cannot be worked with.
     #[error("the cluster: {0}")]
     Cluster(ApiError),
@@ -236,6 +240,7 @@ impl Coordinator {
                 trouble,
                 // Nobody else leads: it is never in standby.
                 standby: watch::channel(None).1,
+                answers_only: false,
                 loopback: admin_address.ip().is_loopback(),
                 default_queue: config.settings.default_queue.clone(),
             },

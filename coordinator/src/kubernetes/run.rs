@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use self::lead::Lead;
+use self::open::Agents;
 use super::{KubernetesApi, TermStore};
 use crate::admin::AdminParts;
 use crate::agents::{AgentServer, AgentServerParts, PodReport};
@@ -136,7 +137,11 @@ impl Replica {
             pods,
             metrics: Arc::clone(&metrics),
         };
-        let agents = AgentServer::start(opened.quic, parts);
+        let Agents { quic, tokens, authority } = opened.agents;
+        if let Some(authority) = authority {
+            others.spawn(authority.keep(quic.clone()));
+        }
+        let agents = AgentServer::start_with(quic, parts, tokens);
         let quic = agents.address().unwrap_or(config.listen);
         let endpoints = Endpoints::write(&config.state_dir, opened.admin_address, quic)?;
         tracing::info!(

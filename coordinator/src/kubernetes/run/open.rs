@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::Client;
 use phalanx_kubernetes::client::{Clients, MayWrite};
 use phalanx_kubernetes::election::{Candidate, Leadership, LeaseTimes};
+use phalanx_kubernetes::identity::{AuthorityStore, Reviewer};
 use phalanx_transport::server_endpoint;
 use quinn::Endpoint;
 use tokio::net::TcpListener;
@@ -13,8 +15,10 @@ use tokio::net::TcpListener;
 use super::super::normalize::Trim;
 use super::super::write::{WriteParts, Writes};
 use super::super::{KubernetesApi, Options, volcano};
+use crate::agents::TokenCheck;
+use crate::agents::authority::{KubernetesAuthority, Rotation};
 use crate::clock::Clock;
-use crate::config::{Config, KubernetesConfig};
+use crate::config::{AgentIdentity, Config, KubernetesConfig};
 use crate::coordinator::{StartError, authority_in, new_incarnation, pki_directory};
 use crate::recorder::Recorder;
 
@@ -25,7 +29,7 @@ pub(super) struct Opened {
     pub(super) incarnation: u64,
     pub(super) api: KubernetesApi,
     pub(super) leadership: Leadership,
-    pub(super) quic: Endpoint,
+    pub(super) agents: Agents,
     pub(super) admin: TcpListener,
     pub(super) admin_address: SocketAddr,
     pub(super) recorder: Recorder,
@@ -46,7 +50,6 @@ pub(super) async fn open(config: &Config, kubernetes: &KubernetesConfig) -> Resu
     std::fs::create_dir_all(directory)
         .map_err(|cause| StartError::StateDirectory { directory: directory.clone(), cause })?;
     let clock = Clock::start();
-    let quic = agents_endpoint(&config, &kubernetes)?;
     let failed = |cause| StartError::Admin { address: config.admin, cause };
     let admin = TcpListener::bind(config.admin).await.map_err(failed)?;
     let admin_address = admin.local_addr().map_err(failed)?;
@@ -54,6 +57,7 @@ pub(super) async fn open(config: &Config, kubernetes: &KubernetesConfig) -> Resu
         Recorder::start(&directory.join("recordings"), clock.now(), &config.settings, config.recording)?;
     let user_agent = concat!("phalanx-coordinator/", env!("CARGO_PKG_VERSION"));
     let clients = Clients::new(&kubernetes.target.load().await?, user_agent)?;
+    let agents = agents(&config, &kubernetes, &clients.write).await?;
     volcano::leave_out(&clients.watch, &mut kubernetes.scheduler_names).await?;
     let incarnation = new_incarnation();
     let candidate = Candidate {
@@ -81,7 +85,7 @@ pub(super) async fn open(config: &Config, kubernetes: &KubernetesConfig) -> Resu
         incarnation,
         api,
         leadership,
-        quic,
+        agents,
         admin,
         admin_address,
         recorder,
@@ -89,12 +93,36 @@ pub(super) async fn open(config: &Config, kubernetes: &KubernetesConfig) -> Resu
     })
 }
 
-/// Where agents dial.
-fn agents_endpoint(config: &Config, kubernetes: &KubernetesConfig) -> Result<Endpoint, StartError> {
-    let directory = kubernetes.pki_dir.clone().unwrap_or_else(|| pki_directory(&config.state_dir));
-    let authority = authority_in(directory.clone(), false)?;
-    let identity =
-        authority.issue_coordinator(&[], &[]).map_err(|cause| StartError::Pki { directory, cause })?;
-    let (quic, _) = server_endpoint(config.listen, &identity, &authority.trust_anchor())?;
-    Ok(quic)
+/// Where agents dial, and how they show who they are.
+pub(super) struct Agents {
+    pub(super) quic: Endpoint,
+    /// Looks at the tokens of those that have no certificate.
+    pub(super) tokens: Option<TokenCheck>,
+    /// The authority, to be kept while the replica lives.
+    pub(super) authority: Option<KubernetesAuthority>,
+}
+
+async fn agents(
+    config: &Config,
+    kubernetes: &KubernetesConfig,
+    client: &Client,
+) -> Result<Agents, StartError> {
+    match kubernetes.agent_identity {
+        AgentIdentity::Certificate => {
+            let directory = kubernetes.pki_dir.clone().unwrap_or_else(|| pki_directory(&config.state_dir));
+            let authority = authority_in(directory.clone(), false)?;
+            let identity = authority
+                .issue_coordinator(&[], &[])
+                .map_err(|cause| StartError::Pki { directory, cause })?;
+            let (quic, _) = server_endpoint(config.listen, &identity, &authority.trust_anchor())?;
+            Ok(Agents { quic, tokens: None, authority: None })
+        }
+        AgentIdentity::Token => {
+            let store = AuthorityStore::new(client.clone(), &kubernetes.namespace);
+            let mut authority = KubernetesAuthority::open(store, Rotation::default()).await?;
+            let (quic, _) = authority.endpoint(config.listen)?;
+            let reviewer = Reviewer::new(client.clone(), &kubernetes.namespace);
+            Ok(Agents { quic, tokens: Some(TokenCheck::by(reviewer)), authority: Some(authority) })
+        }
+    }
 }
