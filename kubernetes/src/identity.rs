@@ -15,8 +15,6 @@ use thiserror::Error;
 pub use self::authority::{AuthorityError, AuthorityPems, AuthorityStore, Stored};
 pub use self::review::Reviewer;
 
-/// Namespace of Phalanx.
-pub const NAMESPACE: &str = "phalanx-system";
 /// Audience of agents' tokens.
 pub const AUDIENCE: &str = "phalanx";
 /// ServiceAccount of agents.
@@ -57,8 +55,13 @@ pub enum TokenRefusal {
     #[error("the API server does not take the token: {0}")]
     NotAuthenticated(String),
     /// It is another user's.
-    #[error("token is of {0}, not of ServiceAccount {AGENT_SERVICE_ACCOUNT} of {NAMESPACE}")]
-    User(String),
+    #[error("token is of {found}, not of {wanted}")]
+    User {
+        /// Whose it is.
+        found: String,
+        /// The agents' ServiceAccount, as a user.
+        wanted: String,
+    },
     /// It is not bound to pod and node.
     #[error("token does not say {0}: only one that kubelet projects into the agent's pod is taken")]
     Unbound(&'static str),
@@ -76,7 +79,7 @@ pub enum TokenRefusal {
         now: String,
     },
     /// Its pod is not one of ours.
-    #[error("pod {pod} is not owned by DaemonSet {AGENT_DAEMON_SET} of {NAMESPACE}: {owner}")]
+    #[error("pod {pod} is not owned by DaemonSet {AGENT_DAEMON_SET}: {owner}")]
     NotOurs {
         /// The pod.
         pod: String,
@@ -138,7 +141,7 @@ impl TokenRefusal {
             Self::Expired(_) => "token-expired",
             Self::Audience(_) => "token-audience",
             Self::NotAuthenticated(_) => "token-not-authenticated",
-            Self::User(_) => "token-user",
+            Self::User { .. } => "token-user",
             Self::Unbound(_) => "token-unbound",
             Self::PodGone(_) | Self::PodReplaced { .. } | Self::PodElsewhere { .. } => "token-pod",
             Self::NotOurs { .. } => "token-owner",

@@ -53,7 +53,7 @@ pub enum KubernetesAuthorityError {
     #[error(transparent)]
     Store(#[from] AuthorityError),
     /// What the Secret holds.
-    #[error("Secret phalanx-ca of phalanx-system: {0}; restore it, or delete it for a new authority")]
+    #[error("Secret phalanx-ca: {0}; restore it, or delete it for a new authority")]
     Pki(#[from] PkiError),
     /// The TLS library.
     #[error(transparent)]
@@ -112,9 +112,7 @@ impl KubernetesAuthority {
 
     async fn look(&mut self, endpoint: &Endpoint) -> Result<(), KubernetesAuthorityError> {
         let Some(stored) = self.store.read().await? else {
-            tracing::warn!(
-                "Secret phalanx-ca of phalanx-system is gone: it is written anew with what this replica uses"
-            );
+            tracing::warn!("Secret phalanx-ca is gone: it is written anew with what this replica uses");
             let again = Stored { resource_version: String::new(), ..self.stored.clone() };
             self.stored = self.store.write(&again).await?;
             return Ok(());

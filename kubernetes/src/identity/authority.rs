@@ -12,8 +12,6 @@ use kube::{Api, Client};
 use thiserror::Error;
 use tokio::time::timeout;
 
-use super::NAMESPACE;
-
 /// Name of the Secret, and of the ConfigMap.
 const NAME: &str = "phalanx-ca";
 /// Key of the certificates that agents trust, in both.
@@ -34,7 +32,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 pub enum AuthorityError {
     /// The API server's answer.
-    #[error("{what} {NAME} of {NAMESPACE}: {cause}")]
+    #[error("{what} {NAME}: {cause}")]
     Api {
         /// Verb and kind.
         what: &'static str,
@@ -42,10 +40,10 @@ pub enum AuthorityError {
         cause: String,
     },
     /// Somebody else has written it meanwhile: read it again.
-    #[error("{NAME} of {NAMESPACE} was changed meanwhile")]
+    #[error("{NAME} was changed meanwhile")]
     Changed,
     /// The Secret lacks something.
-    #[error("Secret {NAME} of {NAMESPACE} has no {0}: restore it, or delete the Secret for a new authority")]
+    #[error("Secret {NAME} has no {0}: restore it, or delete the Secret for a new authority")]
     Incomplete(&'static str),
 }
 
@@ -133,15 +131,25 @@ impl Stored {
 /// The Secret and the ConfigMap. Needs the verbs create, get and update of both.
 #[derive(Clone, Debug)]
 pub struct AuthorityStore {
+    namespace: String,
     secrets: Api<Secret>,
     maps: Api<ConfigMap>,
 }
 
 impl AuthorityStore {
-    /// Through this client.
+    /// Those of this namespace, through this client.
     #[must_use]
-    pub fn new(client: Client) -> Self {
-        Self { secrets: Api::namespaced(client.clone(), NAMESPACE), maps: Api::namespaced(client, NAMESPACE) }
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            secrets: Api::namespaced(client.clone(), namespace),
+            maps: Api::namespaced(client, namespace),
+        }
+    }
+
+    fn named(&self) -> ObjectMeta {
+        let (name, namespace) = (Some(NAME.to_owned()), Some(self.namespace.clone()));
+        ObjectMeta { name, namespace, ..ObjectMeta::default() }
     }
 
     /// What is stored; `None` where nothing is.
@@ -166,7 +174,7 @@ impl AuthorityStore {
             metadata: ObjectMeta {
                 annotations: Some(annotations),
                 resource_version: (!is_new).then(|| stored.resource_version.clone()),
-                ..named()
+                ..self.named()
             },
             data: Some(stored.data()),
             ..Secret::default()
@@ -188,7 +196,7 @@ impl AuthorityStore {
         let parameters = PostParams::default();
         let Some(mut map) = answer("get ConfigMap", self.maps.get_opt(NAME)).await? else {
             let data = BTreeMap::from([(CERTIFICATE.to_owned(), bundle.to_owned())]);
-            let map = ConfigMap { metadata: named(), data: Some(data), ..ConfigMap::default() };
+            let map = ConfigMap { metadata: self.named(), data: Some(data), ..ConfigMap::default() };
             answer("create ConfigMap", self.maps.create(&parameters, &map)).await?;
             return Ok(true);
         };
@@ -200,10 +208,6 @@ impl AuthorityStore {
         answer("update ConfigMap", self.maps.replace(NAME, &parameters, &map)).await?;
         Ok(true)
     }
-}
-
-fn named() -> ObjectMeta {
-    ObjectMeta { name: Some(NAME.to_owned()), namespace: Some(NAMESPACE.to_owned()), ..ObjectMeta::default() }
 }
 
 async fn answer<T>(

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::claims::Claims;
-use super::{AGENT_DAEMON_SET, AGENT_SERVICE_ACCOUNT, AUDIENCE, NAMESPACE, Speaker, TokenRefusal};
+use super::{AGENT_DAEMON_SET, AGENT_SERVICE_ACCOUNT, AUDIENCE, Speaker, TokenRefusal};
 
 /// Tokens that are looked at at once.
 const AT_ONCE: usize = 16;
@@ -45,6 +45,8 @@ type Found = (Result<Speaker, TokenRefusal>, SystemTime);
 pub struct Reviewer(Arc<Shared>);
 
 struct Shared {
+    /// The agents' ServiceAccount, as a user.
+    user: String,
     reviews: Api<TokenReview>,
     pods: Api<Pod>,
     nodes: Api<Node>,
@@ -72,15 +74,16 @@ struct Bound {
 }
 
 impl Reviewer {
-    /// Asks through this client. Needs the verbs: create tokenreviews, get pods and daemonsets of our namespace, get
-    /// nodes.
+    /// Asks through this client; the agents run in this namespace. Needs the verbs: create tokenreviews, get pods and
+    /// daemonsets of the namespace, get nodes.
     #[must_use]
-    pub fn new(client: Client) -> Self {
+    pub fn new(client: Client, namespace: &str) -> Self {
         Self(Arc::new(Shared {
+            user: format!("system:serviceaccount:{namespace}:{AGENT_SERVICE_ACCOUNT}"),
             reviews: Api::all(client.clone()),
-            pods: Api::namespaced(client.clone(), NAMESPACE),
+            pods: Api::namespaced(client.clone(), namespace),
             nodes: Api::all(client.clone()),
-            daemon_sets: Api::namespaced(client, NAMESPACE),
+            daemon_sets: Api::namespaced(client, namespace),
             places: Semaphore::new(AT_ONCE),
             next_start: Mutex::new(Instant::now()),
             found: Mutex::default(),
@@ -148,7 +151,7 @@ impl Shared {
         let review = TokenReview { spec, ..TokenReview::default() };
         let parameters = PostParams::default();
         let review = answer("TokenReview", self.reviews.create(&parameters, &review)).await?;
-        let bound = judge(review.status.unwrap_or_default())?;
+        let bound = judge(review.status.unwrap_or_default(), &self.user)?;
         let pod = answer("get pod", self.pods.get_opt(&bound.pod)).await?;
         let node = answer("get node", self.nodes.get_opt(&bound.node)).await?;
         let ours = self.daemon_set_uid().await?;
@@ -195,7 +198,7 @@ async fn answer<T>(
 }
 
 /// What a review says.
-fn judge(status: TokenReviewStatus) -> Result<Bound, TokenRefusal> {
+fn judge(status: TokenReviewStatus, wanted: &str) -> Result<Bound, TokenRefusal> {
     if status.authenticated != Some(true) {
         let reason = status.error.unwrap_or_else(|| "it does not say why".to_owned());
         return Err(TokenRefusal::NotAuthenticated(reason));
@@ -207,8 +210,8 @@ fn judge(status: TokenReviewStatus) -> Result<Bound, TokenRefusal> {
     }
     let user = status.user.unwrap_or_default();
     let name = user.username.unwrap_or_default();
-    if name != format!("system:serviceaccount:{NAMESPACE}:{AGENT_SERVICE_ACCOUNT}") {
-        return Err(TokenRefusal::User(name));
+    if name != wanted {
+        return Err(TokenRefusal::User { found: name, wanted: wanted.to_owned() });
     }
     let mut extra = user.extra.unwrap_or_default();
     let mut take = |key: &'static str| {
@@ -272,6 +275,8 @@ mod tests {
 
     use super::*;
 
+    const USER: &str = "system:serviceaccount:phalanx-system:phalanx-agent";
+
     fn bound() -> Bound {
         let text = str::to_owned;
         Bound { pod: text("agent-x"), pod_uid: text("p1"), node: text("n1"), node_uid: text("u1") }
@@ -280,7 +285,7 @@ mod tests {
     fn status(change: impl FnOnce(&mut serde_json::Value)) -> TokenReviewStatus {
         let mut value = json!({
             "authenticated": true, "audiences": ["phalanx"],
-            "user": {"username": "system:serviceaccount:phalanx-system:phalanx-agent", "extra": {
+            "user": {"username": USER, "extra": {
                 POD_NAME: ["agent-x"], POD_UID: ["p1"], NODE_NAME: ["n1"], NODE_UID: ["u1"],
             }},
         });
@@ -290,15 +295,15 @@ mod tests {
 
     #[test]
     fn a_review_is_taken_whole_or_not_at_all() {
-        assert_eq!(judge(status(|_| {})), Ok(bound()));
+        assert_eq!(judge(status(|_| {}), USER), Ok(bound()));
         let refusal =
-            |change: &dyn Fn(&mut serde_json::Value)| judge(status(change)).unwrap_err().to_string();
+            |change: &dyn Fn(&mut serde_json::Value)| judge(status(change), USER).unwrap_err().to_string();
         let text = refusal(&|value| value["authenticated"] = json!(false));
         assert_eq!(text, "the API server does not take the token: it does not say why");
         let text = refusal(&|value| value["audiences"] = json!(["https://kubernetes.default.svc"]));
         assert!(text.starts_with("token is for audience https://kubernetes.default.svc, not for"), "{text}");
         let text = refusal(&|value| value["user"]["username"] = json!("system:admin"));
-        assert!(text.starts_with("token is of system:admin, not of"), "{text}");
+        assert!(text.starts_with("token is of system:admin, not of system:serviceaccount:"), "{text}");
         for key in [POD_NAME, POD_UID, NODE_NAME, NODE_UID] {
             let text = refusal(&|value| value["user"]["extra"][key] = json!([]));
             assert!(text.starts_with(&format!("token does not say {key}")), "{text}");
