@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::client::ServerUrl;
 use crate::cluster::ProfileCount;
+use crate::dev_cluster::arguments::DevCluster;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,7 +18,8 @@ Examples:
   phalanx get gangs -A
   phalanx why team-a/training                    why does it wait, and what would help
 
-The server is the one of --server, else of PHALANX_SERVER, else the one that `phalanx up` started.
+The server is the one of --server; else the cluster of --kubeconfig or --context; else the server of PHALANX_SERVER;
+else the one that `phalanx up` started; else the cluster that kubectl would ask (KUBECONFIG, ~/.kube/config).
 Exit code: 0 done, 1 refused or failed, 2 wrong usage.";
 
 /// Places gangs of GPU pods: all of a gang or nothing, on exact GPUs.
@@ -30,6 +32,15 @@ pub struct Arguments {
     /// Admin address of the coordinator, http://HOST:PORT [env: PHALANX_SERVER]
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<ServerUrl>,
+    /// Ask the coordinator of the cluster of this kubeconfig [env: KUBECONFIG]
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "server")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, global = true, value_name = "NAME", conflicts_with = "server")]
+    pub context: Option<String>,
+    /// Namespace in which Phalanx is installed on the cluster [default: phalanx-system]
+    #[arg(long, global = true, value_name = "NAME", value_parser = name)]
+    pub phalanx_namespace: Option<String>,
     /// What to do
     #[command(subcommand)]
     pub command: Command,
@@ -44,6 +55,8 @@ pub enum Command {
     Up(Up),
     /// Stop what `up` or `demo --keep` started
     Down(Down),
+    /// A real Kubernetes API server with Phalanx on it, on this machine, to try it with kubectl
+    DevCluster(DevCluster),
     /// Create or change objects from YAML files
     Apply(Apply),
     /// List queues, gangs, nodes or pods
@@ -141,9 +154,9 @@ pub struct Get {
     /// What to list
     #[arg(value_name = "WHAT")]
     pub what: Listed,
-    /// Namespace of gangs and pods
-    #[arg(short = 'n', long, default_value = "default", value_parser = name)]
-    pub namespace: String,
+    /// Namespace of gangs and pods [default: default; on a cluster the context's]
+    #[arg(short = 'n', long, value_parser = name)]
+    pub namespace: Option<String>,
     /// All namespaces
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     pub all_namespaces: bool,
@@ -159,7 +172,7 @@ Examples:
   phalanx why training                           in namespace default
   phalanx why team-a/training")]
 pub struct Why {
-    /// A gang, or a job or pod that belongs to one; without namespace: default
+    /// A gang, or a job or pod that belongs to one; without namespace: default, on a cluster the context's
     #[arg(value_name = "NAMESPACE/NAME")]
     pub name: ObjectName,
 }

@@ -12,6 +12,7 @@ use ureq::{Agent, Timeout};
 
 use crate::arguments::ObjectName;
 use crate::failure::Failure;
+use crate::kubernetes::{ClusterChoice, ClusterClient};
 
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -169,6 +170,19 @@ impl std::fmt::Display for Diagnostic {
 
 /// A coordinator to talk to.
 pub struct Client {
+    way: Way,
+}
+
+/// How it is reached.
+enum Way {
+    /// At its own address.
+    Direct(Direct),
+    /// Through the API server of its cluster, where it only answers questions.
+    Cluster(Box<ClusterClient>),
+}
+
+/// A coordinator at an address.
+struct Direct {
     agent: Agent,
     /// As `agent`, with the patience that a whole text needs.
     texts: Agent,
@@ -185,14 +199,17 @@ enum Wish {
 }
 
 impl Client {
-    /// The server that was named, else that of the environment, else the one that `up` started in the default state
-    /// folder.
+    /// The server that was named, else the cluster that was, else the server of the environment, else the one that `up`
+    /// started in the default state folder where that answers, else the cluster that kubectl would ask.
     ///
     /// # Errors
-    /// None is named and none was started here, or the environment names none that can be.
-    pub fn find(server: Option<ServerUrl>) -> Result<Self, Failure> {
+    /// None is named and none was started here, or what is named cannot be used.
+    pub fn find(server: Option<ServerUrl>, cluster: &ClusterChoice) -> Result<Self, Failure> {
         if let Some(server) = server {
             return Ok(Self::new(server));
+        }
+        if cluster.is_named() {
+            return Self::of_cluster(cluster);
         }
         // Read here and not by the command line's parser, which would show it as part of every usage.
         if let Some(text) = std::env::var_os(SERVER_VARIABLE).filter(|text| !text.is_empty()) {
@@ -202,21 +219,30 @@ impl Client {
                 .map_err(|form: String| Failure::new(format!("{SERVER_VARIABLE}: {text:?}: {form}")));
             return named.map(Self::new);
         }
-        let state_dir = default_state_dir()?;
-        let started = Endpoints::read(&state_dir).and_then(|endpoints| endpoints.admin.parse().ok());
-        started.map(Self::new).ok_or_else(|| {
-            Failure::new(format!(
-                "no coordinator is known: start one with `phalanx up`, or name one with --server http://HOST:PORT \
-                 or PHALANX_SERVER (looked for {})",
-                state_dir.join(Endpoints::FILE).display()
-            ))
-        })
+        let state_dir = default_state_dir();
+        let started = state_dir.as_ref().ok().and_then(|folder| Endpoints::read(folder));
+        let started = started.and_then(|endpoints| endpoints.admin.parse().ok()).map(Self::new);
+        if ClusterChoice::has_default() && !started.as_ref().is_some_and(Self::is_there) {
+            return Self::of_cluster(cluster);
+        }
+        match started {
+            Some(client) => Ok(client),
+            None => Err(Failure::new(format!(
+                "no coordinator is known: start one with `phalanx up`, name one with --server http://HOST:PORT or \
+                 PHALANX_SERVER, or a cluster with --kubeconfig (looked for {}, $KUBECONFIG and ~/.kube/config)",
+                state_dir?.join(Endpoints::FILE).display()
+            ))),
+        }
     }
 
     /// A client of this server. Proxies of the environment are not used: the admin API is local.
     #[must_use]
     pub fn new(server: ServerUrl) -> Self {
         Self::with(server, ANSWER_TIMEOUT, TEXT_TIMEOUT)
+    }
+
+    fn of_cluster(cluster: &ClusterChoice) -> Result<Self, Failure> {
+        Ok(Self { way: Way::Cluster(Box::new(ClusterClient::open(cluster)?)) })
     }
 
     fn with(server: ServerUrl, answer: Duration, text: Duration) -> Self {
@@ -229,14 +255,34 @@ impl Client {
                 .build();
             Agent::from(config)
         };
-        Self { agent: patient(answer), texts: patient(text), server }
+        Self { way: Way::Direct(Direct { agent: patient(answer), texts: patient(text), server }) }
+    }
+
+    /// True where the coordinator is one of a cluster, whose objects kubectl changes.
+    #[must_use]
+    pub const fn is_of_cluster(&self) -> bool {
+        matches!(self.way, Way::Cluster(_))
+    }
+
+    /// The namespace of what is named without one.
+    #[must_use]
+    pub fn default_namespace(&self) -> &str {
+        match &self.way {
+            Way::Direct(_) => "default",
+            Way::Cluster(cluster) => cluster.default_namespace(),
+        }
+    }
+
+    /// True where somebody listens at its address.
+    fn is_there(&self) -> bool {
+        self.path("/healthz").is_ok_and(|(direct, url)| direct.agent.get(url).call().is_ok())
     }
 
     /// True where the server says that it is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        let answer = self.agent.get(format!("{}/readyz", self.server)).call();
-        answer.is_ok_and(|answer| answer.status().is_success())
+        let answer = self.path("/readyz").map(|(direct, url)| direct.agent.get(url).call());
+        answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.status().is_success()))
     }
 
     /// Everything there is.
@@ -244,7 +290,7 @@ impl Client {
     /// # Errors
     /// The server cannot be reached or answers with an error.
     pub fn state(&self) -> Result<StateView, Failure> {
-        self.read(Wish::Look, self.agent.get(format!("{}/v1/state", self.server)).call())
+        self.look("/v1/state")
     }
 
     /// Why a gang waits.
@@ -252,39 +298,67 @@ impl Client {
     /// # Errors
     /// As `state`; also where no gang, job or pod has this name.
     pub fn explain(&self, name: &ObjectName) -> Result<Explanation, Failure> {
-        let url = format!("{}/v1/explain/{}/{}", self.server, name.namespace(), name.name);
-        self.read(Wish::Look, self.agent.get(url).call())
+        let namespace = name.namespace.as_deref().unwrap_or_else(|| self.default_namespace());
+        self.look(&format!("/v1/explain/{namespace}/{}", name.name))
+    }
+
+    fn look<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        match &self.way {
+            Way::Direct(direct) => {
+                direct.read(Wish::Look, direct.agent.get(format!("{}{path}", direct.server)).call())
+            }
+            Way::Cluster(cluster) => serde_json::from_str(&cluster.get(path)?).map_err(|error| {
+                Failure::new(format!(
+                    "the coordinator of the cluster answered something else than one of this version would ({error}): use \
+                     the `phalanx` of its version"
+                ))
+            }),
+        }
     }
 
     /// Applies the documents of a text; wrong ones are in the diagnostics.
     ///
     /// # Errors
-    /// As `state`.
+    /// As `state`; also on a cluster.
     pub fn apply(&self, file: &str, text: &str) -> Result<Applied, Failure> {
-        let request = self.texts.post(format!("{}/v1/apply", self.server)).query("file", file);
-        self.read(Wish::Change, request.content_type("application/yaml").send(text))
+        let (direct, url) = self.path("/v1/apply")?;
+        let request = direct.texts.post(url).query("file", file);
+        direct.read(Wish::Change, request.content_type("application/yaml").send(text))
     }
 
     /// Deletes one object. `namespace` is `-` for kinds without.
     ///
     /// # Errors
-    /// As `state`; also where it is not there or must stay.
+    /// As `apply`; also where it is not there or must stay.
     pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> Result<(), Failure> {
-        let url = format!("{}/v1/objects/{kind}/{namespace}/{name}", self.server);
-        let _: serde_json::Value = self.read(Wish::Change, self.agent.delete(url).call())?;
+        let (direct, url) = self.path(&format!("/v1/objects/{kind}/{namespace}/{name}"))?;
+        let _: serde_json::Value = direct.read(Wish::Change, direct.agent.delete(url).call())?;
         Ok(())
     }
 
     /// Deletes the objects of one of the parts that a text names; `applied` lists those that were there.
     ///
     /// # Errors
-    /// As `state`.
+    /// As `apply`.
     pub fn delete_text(&self, file: &str, text: &str, part: &str) -> Result<Applied, Failure> {
-        let request = self.texts.post(format!("{}/v1/delete", self.server));
-        let request = request.query("file", file).query("part", part);
-        self.read(Wish::Change, request.content_type("application/yaml").send(text))
+        let (direct, url) = self.path("/v1/delete")?;
+        let request = direct.texts.post(url).query("file", file).query("part", part);
+        direct.read(Wish::Change, request.content_type("application/yaml").send(text))
     }
 
+    /// What only a coordinator at its own address does.
+    fn path(&self, path: &str) -> Result<(&Direct, String), Failure> {
+        match &self.way {
+            Way::Direct(direct) => Ok((direct, format!("{}{path}", direct.server))),
+            Way::Cluster(_) => Err(Failure::new(
+                "on a Kubernetes cluster objects are created, changed and deleted with kubectl: kubectl apply -f FILE, \
+                 kubectl delete -f FILE (name a coordinator without a cluster with --server)",
+            )),
+        }
+    }
+}
+
+impl Direct {
     fn read<T: DeserializeOwned>(
         &self,
         wish: Wish,

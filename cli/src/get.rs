@@ -19,14 +19,15 @@ use crate::title::short_name;
 /// The server cannot be reached or answers with an error.
 pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure> {
     let state = client.state()?;
+    let namespace = options.namespace.as_deref().unwrap_or_else(|| client.default_namespace());
     let alone: Vec<&PodWithoutGang> = state
         .pods_without_gang
         .iter()
         .filter(|pod| {
-            options.what == Listed::Pods && (options.all_namespaces || *pod.namespace == *options.namespace)
+            options.what == Listed::Pods && (options.all_namespaces || *pod.namespace == *namespace)
         })
         .collect();
-    let mine = |gang: &&GangView| options.all_namespaces || *gang.name.namespace == *options.namespace;
+    let mine = |gang: &&GangView| options.all_namespaces || *gang.name.namespace == *namespace;
     let gangs: Vec<&GangView> = state.gangs.iter().filter(mine).collect();
     if format == Format::Json {
         return match options.what {
@@ -52,13 +53,14 @@ pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure
         return Ok(());
     }
     if options.all_namespaces || state.gangs.is_empty() {
-        eprintln!("there are none; create some with `phalanx apply -f FILE`");
+        let program = if client.is_of_cluster() { "kubectl" } else { "phalanx" };
+        eprintln!("there are none; create some with `{program} apply -f FILE`");
     } else {
         let mut others: Vec<&str> = state.gangs.iter().map(|gang| &*gang.name.namespace).collect();
         others.dedup();
         eprintln!(
             "none in namespace {}; there are some in {}: use -n NAMESPACE or -A",
-            options.namespace,
+            namespace,
             others.join(", ")
         );
     }

@@ -7,8 +7,10 @@ pub mod client;
 pub mod cluster;
 pub mod delete;
 pub mod demo;
+pub mod dev_cluster;
 pub mod failure;
 pub mod get;
+pub mod kubernetes;
 pub mod process;
 pub mod signals;
 pub mod table;
@@ -24,6 +26,7 @@ use clap::{CommandFactory, FromArgMatches};
 use crate::arguments::{Arguments, Command};
 use crate::client::Client;
 use crate::failure::{Failure, Format};
+use crate::kubernetes::ClusterChoice;
 
 /// Runs one command. `name` is how the user calls the program. Exit code 0: done, 1: the server or
 /// the input says no, 2: wrong usage.
@@ -50,15 +53,22 @@ pub fn run(name: &'static str, arguments: impl IntoIterator<Item = OsString>) ->
 }
 
 fn dispatch(arguments: Arguments, format: Format) -> Result<(), Failure> {
+    let cluster = ClusterChoice {
+        kubeconfig: arguments.kubeconfig,
+        context: arguments.context,
+        phalanx_namespace: arguments.phalanx_namespace,
+    };
     let server = arguments.server;
+    let find = || Client::find(server, &cluster);
     match arguments.command {
         Command::Demo(options) => demo::run(&options, format),
         Command::Up(options) => up::up(&options, format),
         Command::Down(options) => up::down(&options, format),
-        Command::Apply(options) => apply::run(&Client::find(server)?, &options, format),
-        Command::Get(options) => get::run(&Client::find(server)?, &options, format),
-        Command::Why(options) => why::run(&Client::find(server)?, &options, format),
-        Command::Delete(options) => delete::run(&Client::find(server)?, &options, format),
+        Command::DevCluster(options) => dev_cluster::run(&options, format),
+        Command::Apply(options) => apply::run(&find()?, &options, format),
+        Command::Get(options) => get::run(&find()?, &options, format),
+        Command::Why(options) => why::run(&find()?, &options, format),
+        Command::Delete(options) => delete::run(&find()?, &options, format),
         Command::Child(options) => Err(process::become_child(&options)),
     }
 }
