@@ -55,10 +55,10 @@ async fn single_gangs(cluster: &KubernetesCluster, count: usize, gpus: u32) {
     made.buffer_unordered(16).collect::<Vec<()>>().await;
 }
 
-/// Writes but for those of the Lease, by what they are about.
+/// Writes that were done, but for those of the Lease, by what they are about.
 fn writes(proxy: &Proxy) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
-    for (method, path) in proxy.all_writes() {
+    for (method, path) in proxy.done_writes() {
         if !path.contains("/leases/") {
             *counts.entry(format!("{method} {path}")).or_insert(0) += 1;
         }
@@ -122,7 +122,8 @@ async fn case_013_no_flood_of_writes() {
     };
     let most = (0..GANGS).map(|number| of(&format!("wait-{number:03}")) + 1).max().unwrap();
     println!("writes for a gang that waits, with its event: at most {most}");
-    assert!(most <= 6, "{:#?}", writes(&proxy));
+    // With a refresh of the pod's text each ten minutes there are at most 13 in an hour.
+    assert!(most <= 7, "{:#?}", writes(&proxy));
 
     // A node that helps nobody changes nothing.
     let before = writes(&proxy);

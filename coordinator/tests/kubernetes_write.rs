@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::StreamExt;
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -26,7 +27,7 @@ use phalanx_core::action::{Action, Command, GangPhase, GangStatus, QueueStatus};
 use phalanx_core::event::{Event, Outcome};
 use phalanx_core::reason::Reason;
 use phalanx_devcluster::Servers;
-use phalanx_kubernetes::client::Pace;
+use phalanx_kubernetes::client::{Clients, Pace, Target};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -50,16 +51,27 @@ struct Bench {
 
 impl Bench {
     async fn new() -> Self {
+        Self::start(true).await
+    }
+
+    /// Writes go straight to the API server.
+    async fn without_proxy() -> Self {
+        Self::start(false).await
+    }
+
+    async fn start(through_proxy: bool) -> Self {
         let servers = Servers::shared().await.unwrap();
         servers.apply_crds().await.unwrap();
         let namespace = servers.namespace("write").await.unwrap();
         let proxy = Proxy::start(servers).await;
+        let target = Target { kubeconfig: Some(servers.kubeconfig().to_owned()), context: None };
+        let straight = Clients::new(&target.load().await.unwrap(), "phalanx-coordinator/test").unwrap();
         let client = servers.admin_client().await.unwrap();
         let options = Options { scheduler_names: vec!["phalanx".to_owned()], ..Options::default() };
         let leads = Arc::new(AtomicBool::new(true));
         let may_write = Arc::clone(&leads);
         let writes = Writes::new(WriteParts {
-            client: proxy.client(),
+            client: if through_proxy { proxy.client() } else { straight.write },
             trim: Trim::new(&options.scheduler_names),
             may_write: Arc::new(move || may_write.load(Ordering::Relaxed)),
             time_out: TIME_OUT,
@@ -462,4 +474,72 @@ async fn an_update_changes_what_differs_and_wipes_nothing_that_we_do_not_know() 
     let nowhere =
         Object::new(Kind::PodGroup, "no-such-namespace", "gang").with_spec(json!({ "minMember": 1 }));
     assert!(matches!(bench.api.mutate(Mutation::Create(Box::new(nowhere))).await, Err(ApiError::Invalid(_))));
+}
+
+/// How many a second, and that all were done.
+async fn bare_rate(bench: &Bench, pods: &[Pod]) -> f64 {
+    let api = bench.pods();
+    let began = std::time::Instant::now();
+    let posted = futures::stream::iter(pods).map(|pod| {
+        let api = &api;
+        async move {
+            let binding: k8s_openapi::api::core::v1::Binding = serde_json::from_value(json!({
+                "metadata": {
+                    "name": pod.name_any(), "namespace": pod.namespace(), "uid": pod.uid(),
+                    "resourceVersion": pod.resource_version(),
+                    "annotations": { "phalanx.dev/term": "3.0000000000000007", "phalanx.dev/exactness": "none" },
+                },
+                "target": { "kind": "Node", "name": "n1" },
+            }))
+            .unwrap();
+            let (name, parameters) = (pod.name_any(), PostParams::default());
+            let _: Value = api.create_subresource("binding", &name, &parameters, &binding).await.unwrap();
+        }
+    });
+    posted.buffer_unordered(32).collect::<Vec<()>>().await;
+    pods.len() as f64 / began.elapsed().as_secs_f64()
+}
+
+async fn writer_rate(bench: &mut Bench, pods: &[Pod]) -> f64 {
+    let queue = bench.writer.queue.clone();
+    let actions: Vec<Action> = (1..).zip(pods).map(|(id, pod)| Action { id: ActionId(id), command: bench.bind(pod) }).collect();
+    let began = std::time::Instant::now();
+    let sending = tokio::spawn(async move {
+        for action in actions {
+            queue.send(action).await.unwrap();
+        }
+    });
+    for _ in 0..pods.len() {
+        let Event::ActionDone { outcome, .. } = bench.outcomes.recv().await.unwrap() else { panic!() };
+        assert_eq!(outcome, Outcome::Done);
+    }
+    let rate = pods.len() as f64 / began.elapsed().as_secs_f64();
+    sending.await.unwrap();
+    rate
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a measurement: cargo test --release -p phalanx-coordinator --test kubernetes_write -- --ignored --nocapture"]
+async fn the_writer_binds_as_fast_as_a_bare_loop() {
+    const PODS: usize = 1_600;
+    const ROUNDS: usize = 5;
+    let mut bench = Bench::without_proxy().await;
+    let mut ratios = Vec::new();
+    for round in 0..2 * ROUNDS {
+        let names: Vec<String> = (0..PODS).map(|number| format!("pod-{round}-{number}")).collect();
+        let made = futures::stream::iter(&names).map(|name| bench.pod(name)).buffer_unordered(16);
+        let pods: Vec<Pod> = made.collect().await;
+        // The mirror has all of them, and nothing else is under way.
+        let seen = futures::stream::iter(&names).map(|name| bench.key(Kind::Pod, name));
+        seen.for_each_concurrent(16, async |key| bench.seen(&key).await).await;
+        let rate = if round % 2 == 0 { bare_rate(&bench, &pods).await } else { writer_rate(&mut bench, &pods).await };
+        println!("{} {rate:.0} Bindings a second", if round % 2 == 0 { "bare loop" } else { "writer   " });
+        ratios.push(rate);
+    }
+    let median = |mut rates: Vec<f64>| {
+        rates.sort_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    };
+    let of = |side: usize| median(ratios.iter().copied().skip(side).step_by(2).collect());
+    println!("medians: bare loop {:.0}, writer {:.0}, ratio {:.3}", of(0), of(1), of(1) / of(0));
 }

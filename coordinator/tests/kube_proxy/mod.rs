@@ -47,7 +47,15 @@ struct Rule {
 #[derive(Debug, Default)]
 struct State {
     rules: Vec<Rule>,
-    seen: Vec<(Method, String)>,
+    seen: Vec<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    method: Method,
+    path: String,
+    /// The API server did as it was asked.
+    is_done: bool,
 }
 
 /// The proxy; it ends with the value.
@@ -120,19 +128,23 @@ impl Proxy {
     /// Requests of this method whose path contains `part`, so far.
     pub fn count(&self, method: &Method, part: &str) -> usize {
         let state = self.state.lock().unwrap();
-        state.seen.iter().filter(|(seen, path)| seen == method && path.contains(part)).count()
+        state.seen.iter().filter(|seen| seen.method == *method && seen.path.contains(part)).count()
     }
 
-    /// Requests that could change something, whose path contains `part`, so far.
-    pub fn writes(&self, part: &str) -> usize {
-        let state = self.state.lock().unwrap();
-        state.seen.iter().filter(|(method, path)| method != Method::GET && path.contains(part)).count()
-    }
-
-    /// All requests that could change something.
+    /// All requests that could change something, also in vain.
     pub fn all_writes(&self) -> Vec<(Method, String)> {
+        self.those(|seen| seen.method != Method::GET)
+    }
+
+    /// All requests that changed something.
+    pub fn done_writes(&self) -> Vec<(Method, String)> {
+        self.those(|seen| seen.method != Method::GET && seen.is_done)
+    }
+
+    fn those(&self, wanted: impl Fn(&Seen) -> bool) -> Vec<(Method, String)> {
         let state = self.state.lock().unwrap();
-        state.seen.iter().filter(|(method, _)| method != Method::GET).cloned().collect()
+        let found = state.seen.iter().filter(|seen| wanted(seen));
+        found.map(|seen| (seen.method.clone(), seen.path.clone())).collect()
     }
 }
 
@@ -147,7 +159,7 @@ async fn answer(
     upstream: Client,
     state: Arc<Mutex<State>>,
 ) -> Result<Response<Body>, String> {
-    let spoil = take(&state, request.method(), request.uri().path());
+    let (number, spoil) = take(&state, request.method(), request.uri().path());
     match spoil {
         Some(Spoil::Answer(code, text)) => return Ok(refusal(code, text, &HeaderMap::new())),
         Some(Spoil::Busy(seconds)) => {
@@ -163,6 +175,7 @@ async fn answer(
         let _ = done.send(forward(request, upstream).await);
     });
     let answer = wait.await.map_err(|error| error.to_string())??;
+    state.lock().unwrap().seen[number].is_done = answer.status().is_success();
     match spoil {
         Some(Spoil::Late(pause)) => tokio::time::sleep(pause).await,
         Some(Spoil::Cut) => return Err("cut".to_owned()),
@@ -171,13 +184,15 @@ async fn answer(
     Ok(answer)
 }
 
-fn take(state: &Mutex<State>, method: &Method, path: &str) -> Option<Spoil> {
+/// Number of the request, and what is done to it.
+fn take(state: &Mutex<State>, method: &Method, path: &str) -> (usize, Option<Spoil>) {
     let mut state = state.lock().unwrap();
-    state.seen.push((method.clone(), path.to_owned()));
+    state.seen.push(Seen { method: method.clone(), path: path.to_owned(), is_done: false });
+    let number = state.seen.len() - 1;
     let is_meant = |rule: &&mut Rule| rule.times > 0 && rule.method == *method && path.contains(&rule.part);
-    let rule = state.rules.iter_mut().find(is_meant)?;
+    let Some(rule) = state.rules.iter_mut().find(is_meant) else { return (number, None) };
     rule.times -= 1;
-    Some(rule.spoil.clone())
+    (number, Some(rule.spoil.clone()))
 }
 
 fn refusal(code: u16, text: &str, headers: &HeaderMap) -> Response<Body> {
