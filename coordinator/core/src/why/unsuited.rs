@@ -100,7 +100,15 @@ pub(super) fn what_helps(
     sets.sort_by_key(|(set, count)| (set.len(), Reverse(*count)));
     let tried = sets.into_iter().map(|(set, _)| set).take(SETS_TRIED).chain([all]);
     let mut helps = tried.filter(|set| !set.is_empty() && fits_without(cluster, shape, required, set));
-    helps.next().map(|set| set.into_iter().collect()).unwrap_or_default()
+    let Some(mut set) = helps.next() else { return Vec::new() };
+    // What helps together may hold more than is needed.
+    for unmet in set.clone() {
+        set.remove(&unmet);
+        if !fits_without(cluster, shape, required, &set) {
+            set.insert(unmet);
+        }
+    }
+    set.into_iter().collect()
 }
 
 /// The lasting constraints that keep a pod from a node; `None` where there is none, or no change of
