@@ -136,7 +136,8 @@ fn answer(uri: &http::Uri, nodes: usize) -> Answer {
             "/api/v1/pods" => (Kind::Pod, nodes * (FOREIGN_PODS + OWN_PODS)),
             _ => (Kind::Queue, 0),
         };
-        let from: usize = query.split('&').find_map(|part| part.strip_prefix("continue=")?.parse().ok()).unwrap_or(0);
+        let from: usize =
+            query.split('&').find_map(|part| part.strip_prefix("continue=")?.parse().ok()).unwrap_or(0);
         let to = count.min(from + PAGE);
         let next = if to < count { to.to_string() } else { String::new() };
         let metadata = json!({ "resourceVersion": "1000000", "continue": next });

@@ -1,8 +1,11 @@
-//! JSON as the API server sends it, without `managedFields`: half of many an object, and read by nobody here.
+//! JSON as the API server sends it, without `managedFields`: half of many an object, and read by nobody here. Pages of
+//! lists are taken object by object, so that no page stands there as a tree.
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::{Map, Number, Value};
 
 /// The part that is skipped, at whatever depth.
@@ -80,6 +83,85 @@ impl<'de> Visitor<'de> for LeanVisitor {
     }
 }
 
+/// What a page of a list says of itself.
+#[derive(Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PageMetadata {
+    /// Version of the list.
+    pub(super) resource_version: String,
+    /// Where the next page begins; empty at the last one.
+    #[serde(rename = "continue", default)]
+    pub(super) next: String,
+}
+
+/// Reads a page of a list and gives each of its objects to `each`.
+pub(super) fn read_page(text: &str, each: &mut dyn FnMut(Value)) -> Result<PageMetadata, serde_json::Error> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let metadata = Page(each).deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(metadata)
+}
+
+struct Page<'a>(&'a mut dyn FnMut(Value));
+
+impl<'de> DeserializeSeed<'de> for Page<'_> {
+    type Value = PageMetadata;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<PageMetadata, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Page<'_> {
+    type Value = PageMetadata;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a list of objects")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<PageMetadata, A::Error> {
+        let mut metadata = None;
+        while let Some(name) = entries.next_key::<String>()? {
+            match name.as_str() {
+                "metadata" => metadata = Some(entries.next_value()?),
+                "items" => entries.next_value_seed(Items(self.0))?,
+                _ => drop(entries.next_value::<IgnoredAny>()?),
+            }
+        }
+        metadata.ok_or_else(|| A::Error::missing_field("metadata"))
+    }
+}
+
+struct Items<'a>(&'a mut dyn FnMut(Value));
+
+impl<'de> DeserializeSeed<'de> for Items<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Items<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("objects")
+    }
+
+    /// Some servers write `null` where there are none.
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        while let Some(Lean(item)) = items.next_element()? {
+            (self.0)(item);
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -94,5 +176,23 @@ mod tests {
             lean.0,
             json!({ "metadata": { "name": "a" }, "spec": [1, -2, 1.5, true, null, "x", { "b": {} }] })
         );
+    }
+
+    #[test]
+    fn a_page_gives_its_objects_one_by_one() {
+        let read = |text: &str| {
+            let mut items = Vec::new();
+            read_page(text, &mut |item| items.push(item)).map(|metadata| (metadata, items))
+        };
+        let page = r#"{"kind":"List","items":[{"a":1},7],"metadata":{"resourceVersion":"5","continue":"x"}}"#;
+        let (metadata, items) = read(page).unwrap();
+        assert_eq!((metadata.resource_version.as_str(), metadata.next.as_str()), ("5", "x"));
+        assert_eq!(items, [json!({ "a": 1 }), json!(7)]);
+        let (metadata, items) = read(r#"{"metadata":{"resourceVersion":"6"},"items":null}"#).unwrap();
+        assert_eq!((metadata.next.as_str(), items.len()), ("", 0));
+        for broken in [r#"{"items":[]}"#, r#"{"metadata":{"resourceVersion":"6"},"items":[{"a"#, r#"[]"#, "x"]
+        {
+            assert!(read(broken).is_err(), "{broken}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch as latest;
 
+use super::normalize::Trim;
 use super::packed::{Packed, Texts, key_of, place_of};
 use crate::api::{ApiError, Change, ChangeBody, Kind, Listing, Object, ObjectKey};
 
@@ -41,6 +42,8 @@ pub struct Mirror {
 
 #[derive(Debug)]
 struct State {
+    /// Whose pods are ours.
+    trim: Trim,
     objects: BTreeMap<Kind, BTreeMap<Arc<str>, Slot>>,
     log: VecDeque<Entry>,
     log_length: usize,
@@ -70,8 +73,9 @@ struct Entry {
 impl Mirror {
     /// Knows nothing yet.
     #[must_use]
-    pub fn new(log_length: usize) -> Self {
+    pub fn new(log_length: usize, trim: Trim) -> Self {
         let state = State {
+            trim,
             objects: BTreeMap::new(),
             log: VecDeque::new(),
             log_length: log_length.max(1),
@@ -273,6 +277,7 @@ impl Mirror {
 impl State {
     fn apply(&mut self, kind: Kind, object: Object, listing: u32) -> Result<(), ApiError> {
         let place = place_of(&object.metadata.namespace, &object.metadata.name);
+        let is_version_used = self.is_version_used(&object);
         let packed = Arc::new(Packed::pack(object, &mut self.texts)?);
         let objects = self.objects.entry(kind).or_default();
         let Some((known, slot)) = objects.get_key_value(place.as_str()) else {
@@ -285,8 +290,8 @@ impl State {
         let old = Arc::clone(&slot.packed);
         let is_other = old.uid != packed.uid;
         let is_told = old.resource_version == packed.resource_version && !is_other
-            // Nothing that is read has changed: a node that only says that it still lives.
-            || !is_version_used(kind) && old.is_same_but_version(&packed);
+            // Nothing that is read has changed: a node that only says that it still lives, a restart in a pod of others.
+            || !is_version_used && old.is_same_but_version(&packed);
         objects.insert(Arc::clone(&place), Slot { packed: Arc::clone(&packed), listing });
         if is_other {
             self.log(kind, Arc::clone(&place), old, true);
@@ -295,6 +300,15 @@ impl State {
             self.log(kind, place, packed, false);
         }
         Ok(())
+    }
+
+    /// True where writes carry the object's version as a precondition, so that it must be told.
+    fn is_version_used(&self, object: &Object) -> bool {
+        match object.kind {
+            Kind::Node | Kind::PriorityClass | Kind::PodDisruptionBudget => false,
+            Kind::Pod => self.trim.is_ours(object),
+            Kind::Queue | Kind::PodGroup | Kind::Job | Kind::GangPlan => true,
+        }
     }
 
     fn delete(&mut self, kind: Kind, place: &str) {
@@ -313,11 +327,6 @@ impl State {
         }
         self.log.push_back(Entry { revision: self.revision, kind, place, packed, is_deleted });
     }
-}
-
-/// True where writes carry the object's version as a precondition, so that it must be told.
-const fn is_version_used(kind: Kind) -> bool {
-    !matches!(kind, Kind::Node | Kind::PriorityClass | Kind::PodDisruptionBudget)
 }
 
 impl Entry {

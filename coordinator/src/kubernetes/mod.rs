@@ -91,8 +91,8 @@ impl KubernetesApi {
     /// The API server refuses (401, 403), or did not answer for a minute.
     pub async fn start(client: Client, writes: Writes, options: &Options) -> Result<Self, ApiError> {
         let cluster = read_cluster_id(&client).await?;
-        let mirror = Arc::new(Mirror::new(options.log_length));
         let trim = Trim::new(&options.scheduler_names);
+        let mirror = Arc::new(Mirror::new(options.log_length, trim.clone()));
         let reading = Reading::new(&options.scheduler_names);
         let watches = Arc::new(watch::Watches::start(&client, &mirror, &trim));
         Ok(Self { mirror, client, writes, cluster, reading, terms: Arc::new(OnceLock::new()), watches })

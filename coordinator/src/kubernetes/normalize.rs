@@ -26,7 +26,14 @@ impl Trim {
         Self { scheduler_names: Arc::from(scheduler_names) }
     }
 
-    fn is_ours(&self, scheduler: Option<&str>) -> bool {
+    /// True for a pod that names one of our schedulers.
+    #[must_use]
+    pub fn is_ours(&self, pod: &Object) -> bool {
+        self.names(&pod.spec)
+    }
+
+    fn names(&self, spec: &Value) -> bool {
+        let scheduler = spec.get("schedulerName").and_then(Value::as_str);
         scheduler.is_some_and(|name| self.scheduler_names.iter().any(|ours| ours == name))
     }
 }
@@ -106,6 +113,12 @@ pub fn place(json: &Value) -> Option<(&str, &str)> {
     let metadata = json.get("metadata")?;
     let namespace = metadata.get("namespace").and_then(Value::as_str).unwrap_or_default();
     Some((namespace, metadata.get("name")?.as_str()?))
+}
+
+/// A name as warnings write it.
+#[must_use]
+pub fn name_of(namespace: &str, name: &str) -> String {
+    if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
 }
 
 /// Version of an object, or of a list.
@@ -232,14 +245,9 @@ impl Reading {
     }
 
     fn wrong(&self, field: &str, problem: impl Into<String>) -> Malformed {
-        let name = if self.namespace.is_empty() {
-            self.name.clone()
-        } else {
-            format!("{}/{}", self.namespace, self.name)
-        };
         Malformed {
             kind: self.kind,
-            name,
+            name: name_of(&self.namespace, &self.name),
             version: self.version.clone(),
             field: field.to_owned(),
             problem: problem.into(),

@@ -13,12 +13,11 @@ use std::time::Duration;
 use futures::StreamExt;
 use kube::Client;
 use kube::api::{ListParams, Request, WatchEvent, WatchParams};
-use serde::Deserialize;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::REQUEST;
-use super::lean::Lean;
+use super::lean::{Lean, read_page};
 use super::mirror::{Mirror, is_required};
 use super::normalize::{self, Malformed, Trim};
 use crate::api::Kind;
@@ -93,22 +92,6 @@ impl Drop for Watches {
     }
 }
 
-/// One page of a list.
-#[derive(Deserialize)]
-struct Page {
-    metadata: PageMetadata,
-    /// `null` where there are none, as some servers write it.
-    items: Option<Vec<Lean>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PageMetadata {
-    resource_version: String,
-    #[serde(rename = "continue", default)]
-    next: String,
-}
-
 /// How a watch ended.
 enum End {
     /// It can go on where it was.
@@ -176,19 +159,20 @@ impl Follower {
             let Ok(page) = timeout(REQUEST, self.client.request_text(page)).await else {
                 return Err(no_answer());
             };
-            let page: Page = serde_json::from_str(&page?).map_err(kube::Error::SerdeError)?;
-            let objects = page.items.unwrap_or_default().into_iter().filter_map(|Lean(json)| {
-                normalize::object(self.kind, json, &self.trim)
-                    .map_err(|malformed| said.insert(malformed.name.clone(), malformed))
-                    .ok()
-            });
-            self.mirror.apply(self.kind, objects.collect(), self.listing);
+            let mut objects = Vec::new();
+            let metadata =
+                read_page(&page?, &mut |json| match normalize::object(self.kind, json, &self.trim) {
+                    Ok(object) => objects.push(object),
+                    Err(malformed) => drop(said.insert(malformed.name.clone(), malformed)),
+                });
+            let metadata = metadata.map_err(kube::Error::SerdeError)?;
+            self.mirror.apply(self.kind, objects, self.listing);
             // The first page's: what changes during the listing is told by the watch.
-            revision.get_or_insert(page.metadata.resource_version);
-            if page.metadata.next.is_empty() {
+            revision.get_or_insert(metadata.resource_version);
+            if metadata.next.is_empty() {
                 break;
             }
-            parameters = parameters.continue_token(&page.metadata.next);
+            parameters = parameters.continue_token(&metadata.next);
         }
         // What cannot be read is still there: the version that could be read stays.
         for malformed in said.values() {
@@ -211,7 +195,11 @@ impl Follower {
             }
             match end {
                 End::Broken(why) => {
-                    tracing::debug!(kind = %self.kind, why, "a watch has ended and goes on");
+                    if pause.is_long() {
+                        tracing::warn!(kind = %self.kind, why, "watches of the kind end at once; trying again");
+                    } else {
+                        tracing::debug!(kind = %self.kind, why, "a watch has ended and goes on");
+                    }
                     pause.wait().await;
                 }
                 End::ListAgain(why) => {
@@ -268,6 +256,7 @@ impl Follower {
             }
             WatchEvent::Deleted(Lean(json)) => {
                 if let Some((namespace, name)) = normalize::place(&json) {
+                    self.said.remove(&normalize::name_of(namespace, name));
                     self.mirror.delete(self.kind, namespace, name);
                 }
                 let version = normalize::version(&json).map(str::to_owned);
@@ -364,6 +353,11 @@ struct Pause {
 impl Pause {
     fn reset(&mut self) {
         self.failures = 0;
+    }
+
+    /// True now and then while nothing works.
+    fn is_long(&self) -> bool {
+        self.failures % 16 == 4
     }
 
     fn next(&mut self) -> Duration {

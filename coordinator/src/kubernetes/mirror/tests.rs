@@ -6,8 +6,12 @@ use serde_json::json;
 
 use super::*;
 
+fn mirror(log_length: usize) -> Mirror {
+    Mirror::new(log_length, Trim::new(&["phalanx".to_owned()]))
+}
+
 fn object(kind: Kind, name: &str, uid: &str, version: u64) -> Object {
-    let mut object = Object::new(kind, "space", name).with_spec(json!({ "a": 1 }));
+    let mut object = Object::new(kind, "space", name).with_spec(json!({ "schedulerName": "phalanx" }));
     object.metadata.uid = uid.to_owned();
     object.metadata.resource_version = version;
     object
@@ -28,7 +32,7 @@ fn texts(mirror: &Mirror, after: u64) -> Vec<String> {
 
 #[test]
 fn changes_of_all_kinds_have_one_order() {
-    let mirror = Mirror::new(100);
+    let mirror = mirror(100);
     mirror.apply(Kind::Pod, vec![object(Kind::Pod, "p", "u1", 9)], 1);
     mirror.apply(Kind::PodGroup, vec![object(Kind::PodGroup, "g", "u2", 3)], 1);
     mirror.apply(Kind::Pod, vec![object(Kind::Pod, "p", "u1", 10)], 1);
@@ -47,7 +51,7 @@ fn changes_of_all_kinds_have_one_order() {
 
 #[test]
 fn a_new_object_of_an_old_name_is_told_after_the_old_one_is_gone() {
-    let mirror = Mirror::new(100);
+    let mirror = mirror(100);
     mirror.apply(Kind::Pod, vec![object(Kind::Pod, "p", "old", 9)], 1);
     mirror.apply(Kind::Pod, vec![object(Kind::Pod, "p", "new", 12)], 1);
     assert_eq!(texts(&mirror, 0), ["1 +p 9", "2 -p old", "3 +p 12"]);
@@ -55,7 +59,7 @@ fn a_new_object_of_an_old_name_is_told_after_the_old_one_is_gone() {
 
 #[test]
 fn what_a_listing_does_not_show_is_gone_and_what_it_shows_again_is_no_news() {
-    let mirror = Mirror::new(100);
+    let mirror = mirror(100);
     let pod = |name: &str, version| object(Kind::Pod, name, name, version);
     mirror.apply(Kind::Pod, vec![pod("a", 1), pod("b", 2), pod("c", 3), pod("d", 4)], 1);
     mirror.apply(Kind::PodGroup, vec![object(Kind::PodGroup, "g", "u2", 3)], 1);
@@ -69,7 +73,7 @@ fn what_a_listing_does_not_show_is_gone_and_what_it_shows_again_is_no_news() {
 
 #[test]
 fn a_node_that_says_only_that_it_lives_is_no_news() {
-    let mirror = Mirror::new(100);
+    let mirror = mirror(100);
     for (kind, told) in [(Kind::Node, 1), (Kind::Pod, 2)] {
         let before = *mirror.subscribe().borrow();
         mirror.apply(kind, vec![object(kind, "n", "u", 1)], 1);
@@ -82,11 +86,18 @@ fn a_node_that_says_only_that_it_lives_is_no_news() {
     changed.spec = json!({ "a": 2 });
     mirror.apply(Kind::Node, vec![changed], 1);
     assert_eq!(texts(&mirror, 3), ["4 +n 3"]);
+    // Nor is a restart in a pod of others: nobody writes to that one.
+    for version in 1..=3 {
+        let mut other = object(Kind::Pod, "other", "o", version);
+        other.spec = json!({ "schedulerName": "default-scheduler" });
+        mirror.apply(Kind::Pod, vec![other], 1);
+    }
+    assert_eq!(texts(&mirror, 4), ["5 +other 1"]);
 }
 
 #[test]
 fn whoever_is_behind_the_log_lists_again() {
-    let mirror = Mirror::new(3);
+    let mirror = mirror(3);
     for version in 1..=5 {
         mirror.apply(Kind::Pod, vec![object(Kind::Pod, "p", "u", version)], 1);
     }
@@ -96,7 +107,7 @@ fn whoever_is_behind_the_log_lists_again() {
 
 #[tokio::test]
 async fn nothing_is_told_before_every_kind_that_is_needed_was_listed() {
-    let mirror = Mirror::new(3);
+    let mirror = mirror(3);
     for kind in Kind::ALL {
         let early = tokio::time::timeout(Duration::from_millis(1), mirror.ready(None)).await;
         assert!(early.is_err(), "before {kind}");

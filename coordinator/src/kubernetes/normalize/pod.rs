@@ -35,7 +35,7 @@ const PLACED_VOLUMES: [&str; 2] = ["persistentVolumeClaim", "ephemeral"];
 
 /// Puts what is read of a pod into the object.
 pub(super) fn cut(object: &mut Object, mut spec: Value, status: &Value, trim: &Trim) {
-    let is_ours = trim.is_ours(spec.get("schedulerName").and_then(Value::as_str));
+    let is_ours = trim.names(&spec);
     let mut kept = match picked(&spec, if is_ours { &SPEC } else { &FOREIGN_SPEC }) {
         Value::Object(kept) => kept,
         _ => Map::new(),

@@ -89,8 +89,9 @@ impl Server {
     }
 
     fn start(&self) -> (Arc<Mirror>, Watches) {
-        let mirror = Arc::new(Mirror::new(1_000));
-        let watches = Watches::start(&self.client(), &mirror, &Trim::new(&["phalanx".to_owned()]));
+        let trim = Trim::new(&["phalanx".to_owned()]);
+        let mirror = Arc::new(Mirror::new(1_000, trim.clone()));
+        let watches = Watches::start(&self.client(), &mirror, &trim);
         (mirror, watches)
     }
 
