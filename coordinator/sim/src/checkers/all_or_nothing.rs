@@ -7,10 +7,10 @@ use phalanx_common::gang::PodPhase;
 use phalanx_common::ids::{GangName, PodUid};
 use phalanx_common::units::{Millis, Time};
 
-use crate::facts::{Facts, Need};
+use crate::facts::{Facts, Need, PodFact};
 
-/// A pod that was deleted counts as bound for so long: the coordinator learns of its deletion later, and decides
-/// by what it knows.
+/// A pod that was deleted counts as bound, or as ended well, for so long: the coordinator learns of its deletion later,
+/// and decides by what it knows.
 const LAG_MS: Millis = Millis(8_000);
 /// A minimum that was changed counts for so long: what was decided under it is still being done.
 const MINIMUM_LAG_MS: Millis = Millis(60_000);
@@ -22,18 +22,16 @@ struct Memory {
     needs: BTreeMap<Need, Time>,
     /// Its minimum was bound since it last had no bound pod: what is missing now has ended or was deleted.
     was_whole: bool,
-    /// When each of its pods was last seen bound.
+    /// When each of its pods was last seen bound, or ended well.
     bound: BTreeMap<PodUid, (Time, Arc<str>)>,
 }
 
 /// Bound pods of a gang now.
 #[derive(Clone, Debug, Default)]
-struct Count<'f> {
+struct Count {
     live: u32,
     /// Those of them that the coordinator bound.
     ours: u32,
-    /// Tasks of those that ended well.
-    succeeded: Vec<&'f str>,
 }
 
 /// The checker.
@@ -48,14 +46,11 @@ impl AllOrNothing {
     /// # Errors
     /// The gang and its numbers.
     pub fn check(&mut self, facts: &Facts) -> Result<(), String> {
-        let mut counts: BTreeMap<&GangName, Count<'_>> = BTreeMap::new();
+        let mut counts: BTreeMap<&GangName, Count> = BTreeMap::new();
         for (uid, pod) in &facts.pods {
             let count = counts.entry(&pod.gang).or_default();
             count.live += u32::from(pod.is_live());
             count.ours += u32::from(pod.is_live() && !facts.by_hand.contains(uid));
-            if pod.phase == PodPhase::Succeeded {
-                count.succeeded.push(&pod.task);
-            }
         }
         for (name, group) in &facts.groups {
             let memory = self.gangs.entry(name.clone()).or_default();
@@ -63,7 +58,8 @@ impl AllOrNothing {
             memory.needs.retain(|_, last| *last + MINIMUM_LAG_MS >= facts.now);
         }
         self.gangs.retain(|name, _| facts.groups.contains_key(name) || counts.contains_key(name));
-        for (uid, pod) in facts.pods.iter().filter(|(_, pod)| pod.is_live()) {
+        let counts_for = |pod: &PodFact| pod.is_live() || pod.phase == PodPhase::Succeeded;
+        for (uid, pod) in facts.pods.iter().filter(|(_, pod)| counts_for(pod)) {
             if let Some(memory) = self.gangs.get_mut(&pod.gang) {
                 memory.bound.insert(uid.clone(), (facts.now, Arc::clone(&pod.task)));
             }
@@ -96,11 +92,9 @@ impl AllOrNothing {
 
 impl Memory {
     /// Looks at one gang. What somebody else bound counts as bound, and needs no plan.
-    fn look(&mut self, facts: &Facts, name: &GangName, count: &Count<'_>) -> Result<(), String> {
-        let succeeded =
-            |uid: &PodUid| facts.pods.get(uid).is_some_and(|pod| pod.phase == PodPhase::Succeeded);
-        self.bound.retain(|uid, (seen, _)| *seen + LAG_MS >= facts.now && !succeeded(uid));
-        let tasks = || self.bound.values().map(|(_, task)| &**task).chain(count.succeeded.iter().copied());
+    fn look(&mut self, facts: &Facts, name: &GangName, count: &Count) -> Result<(), String> {
+        self.bound.retain(|_, (seen, _)| *seen + LAG_MS >= facts.now);
+        let tasks = || self.bound.values().map(|(_, task)| &**task);
         let is_whole = self.needs.keys().any(|need| need.is_met(tasks()));
         if is_whole {
             self.was_whole = true;
@@ -113,7 +107,7 @@ impl Memory {
         {
             return Err(format!(
                 "{} pods of gang {name} are bound, it needs {:?}, and it has no plan",
-                self.bound.len() + count.succeeded.len(),
+                self.bound.len(),
                 self.needs.keys()
             ));
         }
