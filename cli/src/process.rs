@@ -197,6 +197,15 @@ impl Known {
         Some(Self { name: name.to_owned(), pid, started: start_time(pid)? })
     }
 
+    /// Asks it to end; kills it where it has not after this time.
+    pub fn end(&self, limit: Duration) {
+        send(self.pid, Signal::TERM);
+        if !wait_until(limit, || !self.runs()) {
+            send(self.pid, Signal::KILL);
+            wait_until(GRACE, || !self.runs());
+        }
+    }
+
     /// True while this very process runs.
     #[must_use]
     pub fn runs(&self) -> bool {

@@ -226,3 +226,11 @@ impl HollowNodes {
 
 /// What gives an agent its certificate.
 pub type CredentialsOf = Arc<dyn Fn(&NodeName) -> phalanx_agent::credentials::Credentials + Send + Sync>;
+
+/// Lets this process open as many files as it may: a ledger's lock for each agent, and sockets.
+pub fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // Where that is refused, the first file that cannot be opened says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}

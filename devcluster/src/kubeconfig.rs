@@ -31,8 +31,11 @@ pub(crate) fn write(
     folder.write(&format!("{}.kubeconfig", name.replace([':', '/'], "-")), &format!("{config:#}\n"))
 }
 
-/// A client of what the file says. It belongs to the runtime of the caller: a test makes its own.
-pub(crate) async fn client(path: &std::path::Path) -> Result<kube::Client, Error> {
+/// A client of what a kubeconfig says. It belongs to the runtime of the caller: a test makes its own.
+///
+/// # Errors
+/// The file cannot be read, or says nothing of a cluster.
+pub async fn client(path: &std::path::Path) -> Result<kube::Client, Error> {
     // The first one stays; that there is one already is what is wanted.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let config = Kubeconfig::read_from(path)?;

@@ -24,7 +24,8 @@ mod tokens;
 
 pub use audit::Audited;
 pub use error::Error;
+pub use kubeconfig::client as client_of;
 pub use options::Options;
-pub use phalanx_kube_binaries::{Tool, Version};
+pub use phalanx_kube_binaries::{Tool, Version, ensure};
 pub use servers::Servers;
 pub use tokens::TokenOptions;

@@ -208,7 +208,13 @@ pub mod tests {
 
     /// A state of these gangs.
     pub fn state(gangs: Vec<GangView>) -> StateView {
-        StateView { queues: Vec::new(), gangs, nodes: Vec::new(), pods_without_gang: Vec::new(), budgets: Vec::new() }
+        StateView {
+            queues: Vec::new(),
+            gangs,
+            nodes: Vec::new(),
+            pods_without_gang: Vec::new(),
+            budgets: Vec::new(),
+        }
     }
 
     #[test]

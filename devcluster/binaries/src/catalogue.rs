@@ -37,8 +37,9 @@ impl Version {
         }
     }
 
-    /// What the binaries say they are.
-    pub(crate) fn release(self) -> &'static str {
+    /// What the binaries say they are, `v1.37.2`.
+    #[must_use]
+    pub fn release(self) -> &'static str {
         match self {
             Self::V1_34 => "v1.34.4",
             Self::V1_37 => "v1.37.2",
