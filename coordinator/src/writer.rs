@@ -1,12 +1,14 @@
 //! Executes what the core asks of the API, and tells what came of it.
 //!
-//! Writes of one pod, gang or queue keep their order: they go to the same one of a few workers. Those of pods have
-//! workers of their own, so that plans do not wait behind Bindings nor Bindings behind statuses. The term has one too,
-//! which tries until it is raised. Every call has a time-out; one that gives no answer in time may have been done, and
+//! Writes of one pod, gang or queue keep their order: one of them is under way at a time. So many of pods are, and so
+//! many of gangs and queues, so that plans do not wait behind Bindings nor Bindings behind statuses. The term is tried
+//! until it is raised, and holds up nothing. Every call has a time-out; one that gives no answer in time may have been done, and
 //! the outcome says so.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+mod pool;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +18,9 @@ use phalanx_core::event::{Event, Outcome};
 use phalanx_kubernetes::client::Pace;
 use serde_json::Value;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
+use self::pool::{Pool, Subject};
 use crate::api::apply::MOST_CONFLICTS;
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::clock::Clock;
@@ -28,8 +31,8 @@ use crate::metrics::{Metrics, command_name, outcome_name};
 
 /// Actions between the loop and the workers.
 const QUEUE_ACTIONS: usize = 1024;
-/// Actions that wait for one worker.
-const WORKER_ACTIONS: usize = 256;
+/// Actions that wait behind those that are under way.
+const WAITING_ACTIONS: usize = 4096;
 /// A status that others write too is tried so often at once; then the core tries again a little later.
 const STATUS_ATTEMPTS: u32 = 4;
 /// Pause before the term is tried again: nothing may be asked of agents without it.
@@ -38,9 +41,9 @@ const TERM_RETRY: Duration = Duration::from_secs(1);
 /// How much is written at once, and how long a call may take.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Workers for writes to pods.
+    /// Writes to pods at once.
     pub pods: usize,
-    /// Workers for plans and statuses.
+    /// Plans and statuses at once.
     pub groups: usize,
     /// Longest wait for one call.
     pub time_out: Duration,
@@ -69,11 +72,6 @@ impl Limits {
     #[must_use]
     pub fn kubernetes(time_out: Duration, bindings: Pace) -> Self {
         Self { pods: 32, groups: 8, time_out, bindings, evictions: None }
-    }
-
-    /// The worker behind all others is the term's.
-    const fn term(&self) -> usize {
-        self.pods + self.groups
     }
 }
 
@@ -118,66 +116,46 @@ pub fn start_with<A: Api>(
     metrics: Arc<Metrics>,
     clock: Clock,
 ) -> Writer {
-    let (queue, mut actions) = mpsc::channel::<Action>(QUEUE_ACTIONS);
-    let limits = Arc::new(limits);
-    let worker = Worker { api, incarnation, outcomes, metrics, clock, limits: Arc::clone(&limits) };
-    let done = tokio::spawn(async move {
-        let mut lanes = Vec::with_capacity(limits.term() + 1);
-        let mut ends = Vec::with_capacity(limits.term() + 1);
-        for _ in 0..=limits.term() {
-            let (lane, mut work) = mpsc::channel::<Action>(WORKER_ACTIONS);
-            let worker = worker.clone();
-            lanes.push(lane);
-            ends.push(tokio::spawn(async move {
-                while let Some(action) = work.recv().await {
-                    worker.execute(action).await;
-                }
-            }));
-        }
-        drop(worker);
-        while let Some(action) = actions.recv().await {
-            let lane = lane_of(&action.command, &limits);
-            if lanes[lane].send(action).await.is_err() {
-                break;
-            }
-        }
-        drop(lanes);
-        for end in ends {
-            if end.await.is_err() {
-                tracing::warn!("a worker of the writer has crashed; its actions have no outcome");
-            }
-        }
-    });
+    let (queue, actions) = mpsc::channel::<Action>(QUEUE_ACTIONS);
+    let worker = Worker { api, incarnation, outcomes, metrics, clock, limits: Arc::new(limits) };
+    let done = tokio::spawn(work(worker, actions));
     Writer { queue, done }
 }
 
-/// Same thing, same worker.
-fn lane_of(command: &Command, limits: &Limits) -> usize {
-    let mut hasher = DefaultHasher::new();
-    let (first, workers) = match command {
-        Command::WritePlan(plan) => {
-            plan.gang.hash(&mut hasher);
-            (limits.pods, limits.groups)
+/// Does writes until the queue ends and all in it is done.
+async fn work<A: Api>(worker: Worker<A>, mut actions: mpsc::Receiver<Action>) {
+    let mut pool = Pool::new(worker.limits.pods, worker.limits.groups);
+    let mut running = JoinSet::new();
+    let mut subjects = HashMap::new();
+    let mut is_open = true;
+    while is_open || !running.is_empty() {
+        tokio::select! {
+            action = actions.recv(), if is_open && pool.waiting() < WAITING_ACTIONS => match action {
+                Some(action) => match Subject::of(&action.command) {
+                    Some(subject) => pool.push(subject, action),
+                    None => tracing::debug!("an action that is no write came to the writer"),
+                },
+                None => is_open = false,
+            },
+            Some(ended) = running.join_next_with_id() => {
+                let id = match ended {
+                    Ok((id, ())) => id,
+                    Err(error) => {
+                        tracing::warn!("a write has crashed; its action has no outcome");
+                        error.id()
+                    }
+                };
+                if let Some(subject) = subjects.remove(&id) {
+                    pool.ended(subject);
+                }
+            }
         }
-        Command::DeletePlan { gang, .. } | Command::SetGangStatus { gang, .. } => {
-            gang.hash(&mut hasher);
-            (limits.pods, limits.groups)
+        while let Some((subject, action)) = pool.next() {
+            let worker = worker.clone();
+            let task = running.spawn(async move { worker.execute(action).await });
+            subjects.insert(task.id(), subject);
         }
-        Command::SetQueueStatus { queue, .. } => {
-            queue.hash(&mut hasher);
-            (limits.pods, limits.groups)
-        }
-        Command::Bind { pod, .. }
-        | Command::FenceWrite { pod, .. }
-        | Command::ReadPod { pod, .. }
-        | Command::Evict { pod, .. } => {
-            pod.hash(&mut hasher);
-            (0, limits.pods)
-        }
-        Command::RaiseTerm { .. } => (limits.term(), 1),
-        Command::Send { .. } | Command::Warn { .. } => (0, limits.pods),
-    };
-    first + (hasher.finish() % workers.max(1) as u64) as usize
+    }
 }
 
 impl<A: Api> Worker<A> {

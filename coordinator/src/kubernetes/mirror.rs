@@ -191,6 +191,15 @@ impl Mirror {
         Kind::ALL.into_iter().filter(is_missing).collect()
     }
 
+    /// Bytes of an object's annotations, status and what else is not its spec, about; 0 where it is not there.
+    #[must_use]
+    pub fn head_bytes(&self, key: &ObjectKey) -> usize {
+        let place = place_of(&key.namespace, &key.name);
+        let state = self.state();
+        let slot = state.objects.get(&key.kind).and_then(|objects| objects.get(place.as_str()));
+        slot.map_or(0, |slot| slot.packed.head_bytes())
+    }
+
     /// One object as it was heard last.
     ///
     /// # Errors

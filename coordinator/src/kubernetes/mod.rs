@@ -38,6 +38,8 @@ use write::Writes;
 
 /// Time for one plain request.
 pub(crate) const REQUEST: Duration = Duration::from_secs(30);
+/// In a pod of so few bytes those of a Binding find room.
+const ROOMY_BYTES: usize = 128 * 1024;
 /// Pause after a question to the API server that was not answered, at the start.
 const START_PAUSE: Duration = Duration::from_secs(1);
 
@@ -130,6 +132,19 @@ impl KubernetesApi {
     }
 }
 
+impl KubernetesApi {
+    /// What a write starts from. A Binding needs what is there only where its annotations may find no room any more.
+    fn known(&self, mutation: &Mutation) -> Option<Arc<Object>> {
+        let key = mutation.key()?;
+        let is_needed = match mutation {
+            Mutation::Update(_) | Mutation::UpdateStatus { .. } => true,
+            Mutation::Bind { .. } => self.mirror.head_bytes(&key) > ROOMY_BYTES,
+            _ => false,
+        };
+        is_needed.then(|| self.mirror.get(&key).ok().map(Arc::new)).flatten()
+    }
+}
+
 impl Api for KubernetesApi {
     async fn get(&self, key: &ObjectKey) -> Result<Arc<Object>, ApiError> {
         self.writes.get(key).await
@@ -155,8 +170,8 @@ impl Api for KubernetesApi {
     }
 
     async fn mutate(&self, mutation: Mutation) -> Result<Arc<Object>, ApiError> {
-        let known = mutation.key().and_then(|key| self.mirror.get(&key).ok());
-        self.writes.mutate(mutation, known.map(Arc::new)).await
+        let known = self.known(&mutation);
+        self.writes.mutate(mutation, known).await
     }
 
     fn subscribe(&self) -> latest::Receiver<u64> {

@@ -36,6 +36,11 @@ pub(super) struct Packed {
 }
 
 impl Packed {
+    /// Bytes of all but the spec.
+    pub(super) fn head_bytes(&self) -> usize {
+        self.head.len()
+    }
+
     /// Packs an object.
     pub(super) fn pack(mut object: Object, texts: &mut Texts) -> Result<Self, ApiError> {
         let node = object.spec.as_object_mut().and_then(|spec| spec.remove(NODE_NAME));
