@@ -18,7 +18,11 @@ use serde::{Deserialize, Serialize};
 use crate::amounts::Amounts;
 use crate::class::{Class, ModelId, SetScore};
 use crate::cluster::{ClassIndex, Cluster, InUse, NodeIndex};
-use crate::predicates;
+use crate::predicates::{self, Dislike, NONE};
+
+mod suited;
+
+use suited::{Kinds, Suited};
 
 /// What placing a pod needs to know of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -74,6 +78,7 @@ pub(crate) struct Shortfall {
 pub(crate) struct Overlay {
     changed: BTreeMap<NodeIndex, (u64, InUse)>,
     excluded: BTreeSet<NodeIndex>,
+    kinds: Kinds,
 }
 
 /// Which models a pod may get.
@@ -88,7 +93,7 @@ pub(crate) enum Models {
 struct Rank {
     tier: u8,
     /// What pod and node would rather do without.
-    dislike: (u32, u32),
+    dislike: Dislike,
     left_over: u32,
     score: Option<SetScore>,
     node: NodeIndex,
@@ -97,14 +102,15 @@ struct Rank {
 /// Left over on a node with GPUs, for a pod that asks for none: such nodes come last.
 const HAS_GPUS: u32 = 1 << 16;
 
-/// Nothing speaks against a node.
-const NONE: (u32, u32) = (0, 0);
-
 struct Search<'a> {
     cluster: &'a Cluster,
     overlay: &'a Overlay,
     need: &'a PodNeed,
     models: Models,
+    /// Where its constraints allow it, when that was found out.
+    suited: Option<Arc<Suited>>,
+    /// A node against which no more speaks than this is as good as any.
+    least: Dislike,
     best: Option<(Rank, u64)>,
 }
 
@@ -149,6 +155,9 @@ impl Search<'_> {
     /// One node, of which this much is free and in use.
     fn offer_node(&mut self, index: NodeIndex, free: u64, used: &InUse) {
         let node = self.cluster.node(index);
+        if free.count_ones() < self.need.gpus {
+            return;
+        }
         if self.overlay.excluded.contains(&index) || predicates::check(node, self.need, used).is_err() {
             return;
         }
@@ -166,11 +175,14 @@ impl Search<'_> {
         }
     }
 
-    /// The best-liked of nodes that are alike otherwise; of several the first. One that nothing
-    /// speaks against ends the search.
-    fn first_suitable(&self, nodes: &BTreeSet<NodeIndex>) -> Option<(NodeIndex, (u32, u32))> {
-        let mut best: Option<(NodeIndex, (u32, u32))> = None;
+    /// The best-liked of nodes that are alike otherwise; of several the first. One as good as any
+    /// ends the search.
+    fn first_suitable(&self, nodes: &BTreeSet<NodeIndex>) -> Option<(NodeIndex, Dislike)> {
+        let mut best: Option<(NodeIndex, Dislike)> = None;
         for index in nodes {
+            if self.suited.as_ref().is_some_and(|suited| !suited.holds(*index)) {
+                continue;
+            }
             let node = self.cluster.node(*index);
             let is_suitable = !self.overlay.changed.contains_key(index)
                 && !self.overlay.excluded.contains(index)
@@ -179,7 +191,7 @@ impl Search<'_> {
                 continue;
             }
             let dislike = predicates::dislike(node, self.need);
-            if dislike == NONE {
+            if dislike <= self.least {
                 return Some((*index, dislike));
             }
             if best.is_none_or(|(_, known)| dislike < known) {
@@ -198,13 +210,13 @@ impl Search<'_> {
                 let Some((mask, score)) = self.best_set(class, *free) else { continue };
                 let left_over = count - self.need.gpus;
                 let (tier, score, node) = (score.tier, Some(score), NodeIndex(0));
-                let bound = Rank { tier, dislike: NONE, left_over, score, node };
+                let bound = Rank { tier, dislike: self.least, left_over, score, node };
                 if self.best.is_some_and(|(known, _)| known < bound) {
                     continue;
                 }
                 if let Some((node, dislike)) = self.first_suitable(nodes) {
                     self.offer(Rank { node, dislike, ..bound }, mask);
-                    found_best |= tier == best_possible.tier && dislike == NONE;
+                    found_best |= tier == best_possible.tier && dislike <= self.least;
                 }
             }
             if found_best {
@@ -221,7 +233,7 @@ impl Search<'_> {
                 let left_over = u32::try_from(count).unwrap_or(u32::MAX);
                 let left_over = left_over.saturating_add(if class.gpus > 0 { HAS_GPUS } else { 0 });
                 self.offer(Rank { tier: 0, dislike, left_over, score: None, node }, 0);
-                if dislike == NONE {
+                if dislike <= self.least {
                     return;
                 }
             }
@@ -230,8 +242,15 @@ impl Search<'_> {
 }
 
 /// The best place for one pod.
-fn choose(cluster: &Cluster, overlay: &Overlay, need: &PodNeed, models: Models) -> Option<(NodeIndex, u64)> {
-    let mut search = Search { cluster, overlay, need, models, best: None };
+fn choose(
+    cluster: &Cluster,
+    overlay: &mut Overlay,
+    need: &Arc<PodNeed>,
+    models: Models,
+) -> Option<(NodeIndex, u64)> {
+    let suited = overlay.kinds.suited(cluster, need);
+    let least = suited.as_ref().map_or(NONE, |suited| suited.least);
+    let mut search = Search { cluster, overlay, need, models, suited, least, best: None };
     search.search_changed();
     for (class, index) in cluster.classes() {
         if need.gpus == 0 {
@@ -249,7 +268,7 @@ fn choose(cluster: &Cluster, overlay: &Overlay, need: &PodNeed, models: Models) 
 impl Overlay {
     /// Nothing used yet, and nodes not to be used.
     pub(crate) fn excluding(excluded: BTreeSet<NodeIndex>) -> Self {
-        Self { changed: BTreeMap::new(), excluded }
+        Self { excluded, ..Self::default() }
     }
 
     fn take(&mut self, cluster: &Cluster, need: &PodNeed, index: NodeIndex, mask: u64) {
@@ -378,10 +397,16 @@ pub(crate) fn place_most(cluster: &Cluster, shape: &GangShape, pods: &[Candidate
         };
         let trials = models.into_iter().map(|models| {
             let mut trial = overlay.clone();
+            // Room only shrinks: one like it did not fit, nor does this one.
+            let mut failed: Option<Arc<PodNeed>> = None;
             let fits = |candidate: &&Candidate| {
-                let place = choose(cluster, &trial, &candidate.need, models);
-                if let Some((node, mask)) = place {
-                    trial.take(cluster, &candidate.need, node, mask);
+                if failed.as_ref().is_some_and(|need| Arc::ptr_eq(need, &candidate.need)) {
+                    return false;
+                }
+                let place = choose(cluster, &mut trial, &candidate.need, models);
+                match place {
+                    Some((node, mask)) => trial.take(cluster, &candidate.need, node, mask),
+                    None => failed = Some(candidate.need.clone()),
                 }
                 place.is_some()
             };

@@ -59,6 +59,15 @@ pub(crate) fn closed_to(node: &Node, need: &PodNeed) -> Option<Closed> {
     node.shut().or_else(cordoned)
 }
 
+/// What pod and node would rather do without: taints, then the weight of terms. Smaller is better.
+pub(crate) type Dislike = (u32, u32);
+
+/// Nothing speaks against a node.
+pub(crate) const NONE: Dislike = (0, 0);
+
+/// More than speaks against any node.
+pub(crate) const MOST: Dislike = (u32::MAX, u32::MAX);
+
 type Check = for<'a> fn(&'a Node, &'a PodNeed, &InUse) -> Result<(), Obstacle<'a>>;
 
 /// In the order in which they are named; those that are cheap and often fail stand first.
@@ -69,7 +78,20 @@ const CHECKS: [Check; 8] = [vouched_for, open, taints, labels, affinity, ports, 
 /// # Errors
 /// The obstacle.
 pub(crate) fn check<'a>(node: &'a Node, need: &'a PodNeed, used: &InUse) -> Result<(), Obstacle<'a>> {
-    CHECKS.iter().try_for_each(|check| check(node, need, used))
+    vouched_for(node, need, used)?;
+    open(node, need, used)?;
+    taints(node, need, used)?;
+    labels(node, need, used)?;
+    affinity(node, need, used)?;
+    ports(node, need, used)?;
+    pods(node, need, used)?;
+    enough(node, need, used)
+}
+
+/// True where no taint, label or affinity keeps the pod away, whoever ends.
+pub(crate) fn suits(node: &Node, need: &PodNeed) -> bool {
+    let unused = InUse::default();
+    [taints, labels, affinity].iter().all(|check: &Check| check(node, need, &unused).is_ok())
 }
 
 /// All obstacles, one of each kind.
@@ -133,7 +155,7 @@ fn enough<'a>(node: &'a Node, need: &'a PodNeed, used: &InUse) -> Result<(), Obs
 
 /// How much a node and a pod would rather do without each other: taints with `PreferNoSchedule` that
 /// nothing tolerates, then the weight of preferred terms that are not met. Smaller is better.
-pub(crate) fn dislike(node: &Node, need: &PodNeed) -> (u32, u32) {
+pub(crate) fn dislike(node: &Node, need: &PodNeed) -> Dislike {
     let taints = node.spec.iter().flat_map(|spec| &spec.taints);
     let soft = taints.filter(|taint| !taint.keeps_away() && !need.constraints.tolerates(taint));
     let missed = need

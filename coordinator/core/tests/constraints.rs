@@ -44,6 +44,7 @@ struct ModelPod {
     /// Key, value where it counts, effect where it counts.
     tolerations: Vec<(String, Option<String>, Option<String>)>,
     terms: Option<Vec<Vec<Rule>>>,
+    preferred: Vec<(u32, Vec<Rule>)>,
 }
 
 const KEYS: [&str; 3] = ["zone", "disk", "age"];
@@ -82,6 +83,11 @@ fn pod(random: &mut Random, nodes: &[ModelNode]) -> ModelPod {
         let terms = 1 + random.below(2);
         pod.terms = Some((0..terms).map(|_| term(random, nodes)).collect());
     }
+    while random.one_in(3) {
+        let weight = [1, 2, 100][random.below(3)];
+        pod.preferred.push((weight, term(random, nodes)));
+    }
+    pod.preferred.retain(|(_, rules)| !rules.is_empty());
     pod
 }
 
@@ -104,20 +110,18 @@ fn term(random: &mut Random, nodes: &[ModelNode]) -> Vec<Rule> {
     rules
 }
 
-/// What the model says of a pod on a node.
-fn suits(node: &ModelNode, pod: &ModelPod) -> bool {
-    let has = |(key, value): (&str, &str)| node.labels.get(key) == Some(&value);
-    let tolerated = |(key, value, effect): &(&str, &str, &str)| {
-        pod.tolerations.iter().any(|(of, with, only)| {
-            (of == "*" || of == key)
-                && with.as_ref().is_none_or(|with| with == value)
-                && only.as_ref().is_none_or(|only| only == effect)
-        })
-    };
-    let keeps_away = |taint: &&(&str, &str, &str)| taint.2 != "PreferNoSchedule";
-    let meets = |(key, operator, values): &Rule| {
-        let value =
-            if *key == "metadata.name" { Some(node.name.as_str()) } else { node.labels.get(key).copied() };
+fn is_tolerated(pod: &ModelPod, (key, value, effect): &(&str, &str, &str)) -> bool {
+    pod.tolerations.iter().any(|(of, with, only)| {
+        (of == "*" || of == key)
+            && with.as_ref().is_none_or(|with| with == value)
+            && only.as_ref().is_none_or(|only| only == effect)
+    })
+}
+
+fn meets(node: &ModelNode, rules: &[Rule]) -> bool {
+    let rule = |(key, operator, values): &Rule| {
+        let label = node.labels.get(key).copied();
+        let value = if *key == "metadata.name" { Some(node.name.as_str()) } else { label };
         let number = value.and_then(|value| value.parse::<i32>().ok());
         match *operator {
             "In" => value.is_some_and(|value| values.iter().any(|known| known == value)),
@@ -129,12 +133,23 @@ fn suits(node: &ModelNode, pod: &ModelPod) -> bool {
             other => panic!("{other}"),
         }
     };
+    !rules.is_empty() && rules.iter().all(rule)
+}
+
+/// What the model says of a pod on a node.
+fn suits(node: &ModelNode, pod: &ModelPod) -> bool {
+    let has = |(key, value): (&str, &str)| node.labels.get(key) == Some(&value);
+    let keeps_away = |taint: &&(&str, &str, &str)| taint.2 != "PreferNoSchedule";
     pod.selector.is_none_or(has)
-        && node.taints.iter().filter(keeps_away).all(tolerated)
-        && pod
-            .terms
-            .as_ref()
-            .is_none_or(|terms| terms.iter().any(|rules| !rules.is_empty() && rules.iter().all(meets)))
+        && node.taints.iter().filter(keeps_away).all(|taint| is_tolerated(pod, taint))
+        && pod.terms.as_ref().is_none_or(|terms| terms.iter().any(|rules| meets(node, rules)))
+}
+
+/// Soft taints, then the weight that is missed.
+fn dislike(node: &ModelNode, pod: &ModelPod) -> (usize, u32) {
+    let soft = node.taints.iter().filter(|taint| taint.2 == "PreferNoSchedule");
+    let missed = pod.preferred.iter().filter(|(_, rules)| !meets(node, rules));
+    (soft.filter(|taint| !is_tolerated(pod, taint)).count(), missed.map(|(weight, _)| *weight).sum())
 }
 
 /// The node as commands of a scenario.
@@ -169,6 +184,13 @@ fn options(pod: &ModelPod) -> String {
         let term = |rules: &Vec<Rule>| rules.iter().map(rule).collect::<Vec<_>>().join("&");
         text += &format!(" requires={}", terms.iter().map(term).collect::<Vec<_>>().join(","));
     }
+    if !pod.preferred.is_empty() {
+        let rule = |(key, operator, values): &Rule| format!("{key}:{operator}:{}", values.join("|"));
+        let term = |(weight, rules): &(u32, Vec<Rule>)| {
+            format!("{weight}@{}", rules.iter().map(rule).collect::<Vec<_>>().join("&"))
+        };
+        text += &format!(" prefers={}", pod.preferred.iter().map(term).collect::<Vec<_>>().join(","));
+    }
     text
 }
 
@@ -191,17 +213,25 @@ fn world_of(seed: u64) -> (Vec<ModelNode>, ModelPod) {
 }
 
 #[test]
-fn a_pod_goes_where_the_model_says_that_it_may_and_nowhere_else() {
+fn pods_go_where_the_model_says_that_they_may_and_like_it_best() {
     let (mut placed, mut refused) = (0, 0);
-    for seed in 0..3_000 {
+    for seed in 0..1_500 {
         let (nodes, pod) = world_of(seed);
-        let mut world = submitted(&nodes, &pod, "1x1G");
+        // From the second pod on what was found out for the first is used.
+        let pods = 1 + usize::try_from(seed % 3).unwrap();
+        let mut world = submitted(&nodes, &pod, &format!("{pods}x1G"));
         let about = || format!("seed {seed}: {nodes:?} {pod:?}");
         if nodes.iter().any(|node| suits(node, &pod)) {
             assert_eq!(world.phase("G"), "running", "{}", about());
             let state = world.run("state");
-            let at = nodes.iter().find(|node| state.contains(&format!("G-0@{}[", node.name))).unwrap();
-            assert!(suits(at, &pod), "{}: {state}", about());
+            let suitable = nodes.iter().filter(|node| suits(node, &pod));
+            let least = suitable.map(|node| dislike(node, &pod)).min().unwrap();
+            for number in 0..pods {
+                let is_at = |node: &&ModelNode| state.contains(&format!("G-{number}@{}[", node.name));
+                let at = nodes.iter().find(is_at).unwrap();
+                assert!(suits(at, &pod), "{}: {state}", about());
+                assert_eq!(dislike(at, &pod), least, "{}: {state}", about());
+            }
             placed += 1;
         } else {
             let Some(Reason::NoNodeMatches(unsuited)) = world.reason("G") else {
@@ -212,7 +242,7 @@ fn a_pod_goes_where_the_model_says_that_it_may_and_nowhere_else() {
             refused += 1;
         }
     }
-    assert!(placed > 500 && refused > 500, "{placed} placed, {refused} refused");
+    assert!(placed > 250 && refused > 250, "{placed} placed, {refused} refused");
 }
 
 /// The pod as it is when these were changed.
@@ -248,7 +278,7 @@ fn left_out(reason: Option<Reason>) -> Option<Unsuited> {
 #[test]
 fn what_a_reason_asks_to_change_helps_and_less_does_not() {
     let mut helped = [0; 3];
-    for seed in 0..2_000 {
+    for seed in 0..1_200 {
         let (nodes, pod) = world_of(seed);
         let shape = ["1x4G", "2x4G", "3x4G"][usize::try_from(seed % 3).unwrap()];
         let world = submitted(&nodes, &pod, shape);
@@ -271,5 +301,5 @@ fn what_a_reason_asks_to_change_helps_and_less_does_not() {
         }
         helped[unsuited.help.len().min(3) - 1] += 1;
     }
-    assert!(helped.iter().all(|count| *count > 20), "{helped:?}");
+    assert!(helped.iter().all(|count| *count > 10), "{helped:?}");
 }

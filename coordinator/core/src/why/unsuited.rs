@@ -39,12 +39,13 @@ pub(super) fn all_obstacles(cluster: &Cluster, need: &PodNeed) -> Unsuited {
 
 fn count(cluster: &Cluster, need: &PodNeed, counts: impl Fn(&Obstacle<'_>) -> bool) -> Unsuited {
     let mut found: BTreeMap<Unmet, u32> = BTreeMap::new();
+    let terms = terms(need);
     let mut nodes = 0;
     for (_, node) in cluster.nodes().filter(|(_, node)| is_there(node)) {
         nodes += 1;
         let obstacles = predicates::obstacles(node, need, &node.used);
         let obstacle = obstacles.iter().filter(|obstacle| counts(obstacle));
-        let unmet = obstacle.filter_map(|obstacle| unmet(cluster, node, need, obstacle)).next();
+        let unmet = obstacle.filter_map(|obstacle| unmet(cluster, node, need, &terms, obstacle)).next();
         let gpus = counts(&GPUS) && node.capacity.gpus < need.amounts.gpus;
         if let Some(unmet) = unmet.or(gpus.then(|| Unmet::TooSmall(Arc::from(NVIDIA_GPU)))) {
             *found.entry(unmet).or_default() += 1;
@@ -60,7 +61,13 @@ pub(super) fn is_there(node: &Node) -> bool {
 }
 
 /// An obstacle as a value for people; `None` for those that have a name elsewhere.
-fn unmet(cluster: &Cluster, node: &Node, need: &PodNeed, obstacle: &Obstacle<'_>) -> Option<Unmet> {
+fn unmet(
+    cluster: &Cluster,
+    node: &Node,
+    need: &PodNeed,
+    terms: &Arc<str>,
+    obstacle: &Obstacle<'_>,
+) -> Option<Unmet> {
     Some(match obstacle {
         Obstacle::NoAgent => Unmet::NoAgent,
         Obstacle::Unschedulable | Obstacle::NotReady | Obstacle::State(_) => return None,
@@ -69,17 +76,20 @@ fn unmet(cluster: &Cluster, node: &Node, need: &PodNeed, obstacle: &Obstacle<'_>
             let missing = need.selector.iter().filter(|(key, value)| node.labels.get(*key) != Some(*value));
             Unmet::Selector(missing.map(|(key, value)| (key.clone(), value.clone())).collect())
         }
-        Obstacle::Affinity => {
-            let terms = need.constraints.required.iter().flatten();
-            let terms: Vec<String> = terms.map(ToString::to_string).filter(|term| !term.is_empty()).collect();
-            let terms = terms.join(" or ");
-            let cut = terms.char_indices().nth(TERMS_LENGTH).map(|(at, _)| format!("{} …", &terms[..at]));
-            Unmet::Affinity(Arc::from(cut.unwrap_or(terms)))
-        }
+        Obstacle::Affinity => Unmet::Affinity(terms.clone()),
         Obstacle::Port(port) => Unmet::Port((*port).clone()),
         Obstacle::Pods => Unmet::Pods,
         Obstacle::Short(key) => Unmet::TooSmall(Arc::from(cluster.resources.name(*key))),
     })
+}
+
+/// The terms of a pod's required affinity as text.
+fn terms(need: &PodNeed) -> Arc<str> {
+    let terms = need.constraints.required.iter().flatten();
+    let terms: Vec<String> = terms.map(ToString::to_string).filter(|term| !term.is_empty()).collect();
+    let terms = terms.join(" or ");
+    let cut = terms.char_indices().nth(TERMS_LENGTH).map(|(at, _)| format!("{} …", &terms[..at]));
+    Arc::from(cut.unwrap_or(terms))
 }
 
 /// The fewest lasting constraints without which all of `required` would fit into this cluster.
@@ -90,8 +100,9 @@ pub(super) fn what_helps(
     need: &PodNeed,
 ) -> Vec<Unmet> {
     let mut sets: BTreeMap<BTreeSet<Unmet>, u32> = BTreeMap::new();
+    let terms = terms(need);
     for (_, node) in cluster.nodes().filter(|(_, node)| is_there(node)) {
-        if let Some(set) = lasting(cluster, node, need) {
+        if let Some(set) = lasting(cluster, node, need, &terms) {
             *sets.entry(set).or_default() += 1;
         }
     }
@@ -113,11 +124,11 @@ pub(super) fn what_helps(
 
 /// The lasting constraints that keep a pod from a node; `None` where there is none, or no change of
 /// constraints would help.
-fn lasting(cluster: &Cluster, node: &Node, need: &PodNeed) -> Option<BTreeSet<Unmet>> {
+fn lasting(cluster: &Cluster, node: &Node, need: &PodNeed, terms: &Arc<str>) -> Option<BTreeSet<Unmet>> {
     let obstacles = predicates::obstacles(node, need, &node.used);
     let mut set = BTreeSet::new();
     for obstacle in obstacles.iter().filter(|obstacle| obstacle.is_lasting()) {
-        set.extend(unmet(cluster, node, need, obstacle));
+        set.extend(unmet(cluster, node, need, terms, obstacle));
     }
     let taints = predicates::untolerated(node, need).filter(|taint| !taint.is_of_state());
     set.extend(taints.map(|taint| Unmet::Taint(taint.clone())));
