@@ -167,7 +167,7 @@ fn announce(
         print_text(&format!("  alias kubectl={}", ready.kubectl.display()));
     }
     print_text("  kubectl get nodes");
-    print_text("  kubectl create namespace language");
+    print_text("  kubectl create namespace language; kubectl create namespace vision");
     let file = |name: &str| ready.examples.join(name).display().to_string();
     print_text(&format!("  kubectl apply -f {} -f {}", file("queues.yaml"), file("training.yaml")));
     print_text("  kubectl get queue,vcjob,pg,pods -A");

@@ -11,6 +11,8 @@ use kube::{Api, Client};
 use phalanx_kube_binaries::{Binaries, Tool, Version, ensure};
 use rustix::process::Signal;
 use tokio::sync::OnceCell;
+use tracing::instrument::WithSubscriber;
+use tracing::subscriber::NoSubscriber;
 
 use crate::audit::{self, Audited};
 use crate::error::Error;
@@ -150,7 +152,9 @@ impl Servers {
         let started = Instant::now();
         loop {
             self.check()?;
-            let Err(last) = ready(&client).await else { return Ok(()) };
+            // Until it is ready it answers with 500, and the client logs every one as an error.
+            let asked = ready(&client).with_subscriber(NoSubscriber::default()).await;
+            let Err(last) = asked else { return Ok(()) };
             if started.elapsed() > READY_LIMIT {
                 let what = format!("is not ready after {} s: {last}", READY_LIMIT.as_secs());
                 let failure = self.running().api_server.as_ref().map(|server| server.failure(&what));
