@@ -80,6 +80,13 @@ impl KubernetesAuthority {
     pub async fn open(store: AuthorityStore, rotation: Rotation) -> Result<Self, KubernetesAuthorityError> {
         let stored = first(&store, rotation).await?;
         let mut authority = Self { store, rotation, stored, published: None, issued: Instant::now() };
+        for _ in 1..TRIES {
+            match authority.publish().await {
+                // Another replica publishes the same at this moment: it is read again.
+                Err(AuthorityError::Changed) => {}
+                other => return other.map(|()| authority).map_err(Into::into),
+            }
+        }
         authority.publish().await?;
         Ok(authority)
     }
