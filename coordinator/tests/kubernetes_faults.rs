@@ -175,7 +175,12 @@ async fn a_pod_that_is_refused_for_ever_wins_no_cycle_and_its_gang_gives_its_gpu
     let flags = ["--binding-deadline", "15s"];
     let replica = cluster.replica_through(&proxy.kubeconfig(), 0, None, &flags);
     cluster.until_ready(&replica, 2).await;
-    proxy.spoil(u32::MAX, Method::POST, "/pods/refused-1/binding", Spoil::Answer(403, "no Bindings on Sundays"));
+    proxy.spoil(
+        u32::MAX,
+        Method::POST,
+        "/pods/refused-1/binding",
+        Spoil::Answer(403, "no Bindings on Sundays"),
+    );
     cluster.gang("refused", 2, 2).await;
     until("the first refusal", || async {
         (proxy.count(&Method::POST, "/pods/refused-1/binding") > 0).then_some(())

@@ -51,15 +51,15 @@ struct Bench {
 
 impl Bench {
     async fn new() -> Self {
-        Self::start(true).await
+        Self::start(true, Pace::default()).await
     }
 
     /// Writes go straight to the API server.
     async fn without_proxy() -> Self {
-        Self::start(false).await
+        Self::start(false, Pace::default()).await
     }
 
-    async fn start(through_proxy: bool) -> Self {
+    async fn start(through_proxy: bool, bindings: Pace) -> Self {
         let servers = Servers::shared().await.unwrap();
         servers.apply_crds().await.unwrap();
         let namespace = servers.namespace("write").await.unwrap();
@@ -79,7 +79,7 @@ impl Bench {
         let api = KubernetesApi::start(client.clone(), writes, &options).await.unwrap();
         let metrics = Arc::new(Metrics::default());
         let (sender, outcomes) = mpsc::channel(1024);
-        let limits = Limits::kubernetes(TIME_OUT * 2, Pace::default());
+        let limits = Limits::kubernetes(TIME_OUT * 2, bindings);
         let writer = start_with(limits, api.clone(), 7, sender, Arc::clone(&metrics), Clock::start());
         Self { namespace, client, proxy, api, writer, outcomes, metrics, leads, next: 0 }
     }
@@ -476,6 +476,53 @@ async fn an_update_changes_what_differs_and_wipes_nothing_that_we_do_not_know() 
     assert!(matches!(bench.api.mutate(Mutation::Create(Box::new(nowhere))).await, Err(ApiError::Invalid(_))));
 }
 
+#[tokio::test]
+async fn thirty_two_bindings_are_under_way_at_once_and_not_more() {
+    let mut bench = Bench::new().await;
+    bench.proxy.spoil(u32::MAX, Method::POST, "/binding", Spoil::Late(Duration::from_millis(300)));
+    let mut pods = Vec::new();
+    for number in 0..80 {
+        pods.push(bench.pod(&format!("pod-{number}")).await);
+    }
+    for pod in &pods {
+        let bind = bench.bind(pod);
+        bench.queue(bind).await;
+    }
+    for _ in &pods {
+        let Event::ActionDone { outcome, .. } = bench.outcomes.recv().await.unwrap() else { panic!() };
+        assert_eq!(outcome, Outcome::Done);
+    }
+    assert_eq!(bench.proxy.most_at_once(), 32);
+}
+
+#[tokio::test]
+async fn bindings_go_at_their_own_pace_and_hold_up_no_plan() {
+    let mut bench = Bench::start(true, Pace::per_second(10)).await;
+    let group = bench.create(Kind::PodGroup, "gang", json!({ "minMember": 1 })).await;
+    let mut pods = Vec::new();
+    for number in 0..41 {
+        pods.push(bench.pod(&format!("pod-{number}")).await);
+    }
+    let began = std::time::Instant::now();
+    for pod in &pods {
+        let bind = bench.bind(pod);
+        bench.queue(bind).await;
+    }
+    let plan = Command::WritePlan(Box::new(plan(&bench, "gang", &group.metadata.uid, 1)));
+    let plan = bench.queue(plan).await;
+    let mut before_the_plan = None;
+    for count in 0..=pods.len() {
+        let Event::ActionDone { action, outcome } = bench.outcomes.recv().await.unwrap() else { panic!() };
+        assert_eq!(outcome, Outcome::Done);
+        if action == plan {
+            before_the_plan = Some(count);
+        }
+    }
+    assert!(before_the_plan.unwrap() < 20, "{before_the_plan:?}");
+    // Forty of them wait a tenth of a second each, but for one that may go ahead.
+    assert!(began.elapsed() >= Duration::from_millis(3_850), "{:?}", began.elapsed());
+}
+
 /// How many a second, and that all were done.
 async fn bare_rate(bench: &Bench, pods: &[Pod]) -> f64 {
     let api = bench.pods();
@@ -502,7 +549,8 @@ async fn bare_rate(bench: &Bench, pods: &[Pod]) -> f64 {
 
 async fn writer_rate(bench: &mut Bench, pods: &[Pod]) -> f64 {
     let queue = bench.writer.queue.clone();
-    let actions: Vec<Action> = (1..).zip(pods).map(|(id, pod)| Action { id: ActionId(id), command: bench.bind(pod) }).collect();
+    let actions: Vec<Action> =
+        (1..).zip(pods).map(|(id, pod)| Action { id: ActionId(id), command: bench.bind(pod) }).collect();
     let began = std::time::Instant::now();
     let sending = tokio::spawn(async move {
         for action in actions {
@@ -532,7 +580,11 @@ async fn the_writer_binds_as_fast_as_a_bare_loop() {
         // The mirror has all of them, and nothing else is under way.
         let seen = futures::stream::iter(&names).map(|name| bench.key(Kind::Pod, name));
         seen.for_each_concurrent(16, async |key| bench.seen(&key).await).await;
-        let rate = if round % 2 == 0 { bare_rate(&bench, &pods).await } else { writer_rate(&mut bench, &pods).await };
+        let rate = if round % 2 == 0 {
+            bare_rate(&bench, &pods).await
+        } else {
+            writer_rate(&mut bench, &pods).await
+        };
         println!("{} {rate:.0} Bindings a second", if round % 2 == 0 { "bare loop" } else { "writer   " });
         ratios.push(rate);
     }

@@ -82,7 +82,8 @@ impl Pool {
 
     /// A write that may begin now.
     pub(super) fn next(&mut self) -> Option<(Subject, Action)> {
-        let class = self.classes.iter_mut().find(|class| class.running < class.at_once && !class.ready.is_empty())?;
+        let class =
+            self.classes.iter_mut().find(|class| class.running < class.at_once && !class.ready.is_empty())?;
         let next = class.ready.pop_front()?;
         class.running += 1;
         self.waiting -= 1;

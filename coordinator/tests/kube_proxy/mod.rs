@@ -48,6 +48,8 @@ struct Rule {
 struct State {
     rules: Vec<Rule>,
     seen: Vec<Seen>,
+    under_way: usize,
+    most_under_way: usize,
 }
 
 #[derive(Debug)]
@@ -131,6 +133,11 @@ impl Proxy {
         state.seen.iter().filter(|seen| seen.method == *method && seen.path.contains(part)).count()
     }
 
+    /// Most requests that were under way at one time.
+    pub fn most_at_once(&self) -> usize {
+        self.state.lock().unwrap().most_under_way
+    }
+
     /// All requests that could change something, also in vain.
     pub fn all_writes(&self) -> Vec<(Method, String)> {
         self.those(|seen| seen.method != Method::GET)
@@ -149,9 +156,24 @@ impl Proxy {
 }
 
 async fn serve(stream: TcpStream, upstream: Client, state: Arc<Mutex<State>>) {
-    let service = service_fn(move |request| answer(request, upstream.clone(), Arc::clone(&state)));
+    let service = service_fn(move |request| counted(request, upstream.clone(), Arc::clone(&state)));
     // A client that leaves, and a connection that is cut, end here too.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn counted(
+    request: Request<Incoming>,
+    upstream: Client,
+    state: Arc<Mutex<State>>,
+) -> Result<Response<Body>, String> {
+    {
+        let mut state = state.lock().unwrap();
+        state.under_way += 1;
+        state.most_under_way = state.most_under_way.max(state.under_way);
+    }
+    let answer = answer(request, upstream, Arc::clone(&state)).await;
+    state.lock().unwrap().under_way -= 1;
+    answer
 }
 
 async fn answer(
