@@ -25,6 +25,8 @@ use state::{Plan, PlannedNode, Ready, State};
 
 /// How long everything may take to be ready once the programs are built.
 const START_LIMIT: Duration = Duration::from_secs(300);
+/// The same for each hollow node: its Node, its pod, its token and the look at that.
+const NODE_LIMIT: Duration = Duration::from_millis(100);
 /// How long the process in the background may take to end in order.
 const END_LIMIT: Duration = Duration::from_secs(60);
 /// Lines of its log that are shown when it fails.
@@ -65,6 +67,7 @@ fn up(options: &DevClusterUp, format: Format) -> Result<(), Failure> {
     // Here and not in the background: it may take minutes, and says what it does.
     ensure(plan.version()?, &Tool::SERVERS).map_err(|error| Failure::new(error.to_string()))?;
     state.begin(&plan)?;
+    let limit = START_LIMIT + NODE_LIMIT * plan.hollow;
     let started = Instant::now();
     let stop = Stop::listen()?;
     let mut child = background(&state)?;
@@ -79,8 +82,8 @@ fn up(options: &DevClusterUp, format: Format) -> Result<(), Failure> {
             format!("the dev cluster has ended ({status})")
         } else if stop.is_asked() {
             "stopped by a signal".to_owned()
-        } else if started.elapsed() > START_LIMIT {
-            format!("the dev cluster is not ready after {} s", START_LIMIT.as_secs())
+        } else if started.elapsed() > limit {
+            format!("the dev cluster is not ready after {} s", limit.as_secs())
         } else {
             std::thread::sleep(Duration::from_millis(100));
             continue;
