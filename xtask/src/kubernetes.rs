@@ -5,9 +5,10 @@ use phalanx_kube_binaries::{Tool, Version, ensure};
 
 use crate::{cargo, step};
 
-/// Packages with tests against a real API server. Those of such a package that need none run too.
-const PACKAGES: [&str; 5] =
-    ["phalanx-devcluster", "phalanx-kubernetes", "phalanx-agent", "phalanx-coordinator", "phalanx-cli"];
+/// Packages with tests against a real API server.
+const PACKAGES: [&str; 3] = ["phalanx-devcluster", "phalanx-coordinator", "phalanx-cli"];
+/// Those tests, by the names of their files.
+const TESTS: [&str; 3] = ["servers", "hollow", "kubernetes_*"];
 
 /// Builds what is missing in the cache, and says where each is.
 pub(crate) fn build(arguments: &[&str]) -> Result<()> {
@@ -22,13 +23,14 @@ pub(crate) fn build(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests of all packages that start a real API server, against that version.
+/// Runs the tests that start a real API server, against that version.
 pub(crate) fn test(arguments: &[&str]) -> Result<()> {
     let chosen = Chosen::read("test", arguments, &[])?;
     // As a step of its own: what fails here is not a failed test.
     ensure(chosen.version, &Tool::SERVERS)?;
     let mut command = cargo(&["test"])?;
     command.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    command.args(TESTS.iter().flat_map(|test| ["--test", test]));
     step("the tests", command.env(Version::VARIABLE, chosen.version.name()))
 }
 
@@ -61,6 +63,28 @@ impl Chosen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_test_that_starts_servers_is_among_those_that_are_run() {
+        let workspace = crate::workspace().unwrap();
+        let mut found = Vec::new();
+        for package in ["agent", "benches", "cli", "common", "coordinator", "kubernetes"] {
+            let Ok(entries) = std::fs::read_dir(workspace.join(package).join("tests")) else { continue };
+            for path in entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+                if std::fs::read_to_string(&path).unwrap_or_default().contains("phalanx_devcluster::") {
+                    found.push((package, path.file_name().unwrap().to_string_lossy().into_owned()));
+                }
+            }
+        }
+        for (package, file) in &found {
+            assert!(file.starts_with("kubernetes_"), "{package}/tests/{file}: name it kubernetes_{file}");
+            assert!(
+                PACKAGES.contains(&format!("phalanx-{package}").as_str()),
+                "{package} is not in PACKAGES"
+            );
+        }
+        assert!(!found.is_empty(), "nothing was looked at");
+    }
 
     #[test]
     fn a_wrong_argument_is_told_with_what_is_allowed() {
