@@ -27,6 +27,10 @@ impl Core {
     }
 
     pub(crate) fn set_term(&mut self, term: Term, actions: &mut Vec<Action>) {
+        if self.raising_above.is_some_and(|above| term.counter <= above) {
+            // A higher one was asked for meanwhile, and is on its way: nothing may bear this one.
+            return;
+        }
         self.term = term;
         self.raising_above = None;
         // What was read in the meantime may be of a leader that came later still.
