@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, LeaseId};
-use phalanx_common::resources::format_amount;
+use phalanx_common::resources::{ResourceName, Resources, format_amount};
 
 use crate::amounts::Amounts;
 use crate::cluster::EarlyEnd;
@@ -192,11 +192,13 @@ impl Core {
         let open = if node.agent.is_some() { "ready" } else { "no-agent" };
         let state = node.closed().map_or_else(|| Arc::from(open), |closed| Arc::from(closed.to_string()));
         let gpus = node.agent.iter().flat_map(|agent| agent.inventory.gpus.iter().zip(&agent.holders));
+        let mut free = self.cluster.resources.resources(&free_amounts(node));
+        free.subtract(&Resources::new().with(ResourceName::known("pods"), node.used.pods));
         NodeView {
             name: node.name.clone(),
             state,
             capacity: self.cluster.resources.resources(&node.capacity),
-            free: self.cluster.resources.resources(&free_amounts(node)),
+            free,
             gpus: gpus
                 .map(|(gpu, lease)| GpuView {
                     id: gpu.id,

@@ -9,7 +9,7 @@ use phalanx_core::{Core, Settings};
 use serde::{Deserialize, Serialize};
 
 /// Form of the files; raised when an old file cannot be read any more.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// First line of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
