@@ -6,6 +6,7 @@
 mod kube_proxy;
 mod support;
 
+#[allow(dead_code)]
 #[path = "support/kubernetes.rs"]
 mod kubernetes;
 
@@ -84,7 +85,7 @@ async fn case_013_no_flood_of_writes() {
     const GANGS: usize = 200;
     let cluster = KubernetesCluster::start(1, 4, 1).await;
     let proxy = Proxy::start(&cluster.servers).await;
-    let replica = cluster.replica_through(&proxy.kubeconfig(), 0, None, &[]);
+    let replica = cluster.replica_over(0, &proxy.kubeconfig(), None, &[]);
     cluster.until_ready(&replica, 1).await;
     cluster.gang("running", 1, 4).await;
     cluster.until_running("running", 1).await;
@@ -141,7 +142,7 @@ async fn case_013_no_flood_of_writes() {
 async fn a_gang_is_bound_once_whatever_its_bindings_are_answered() {
     let cluster = KubernetesCluster::start(4, 4, 1).await;
     let proxy = Proxy::start(&cluster.servers).await;
-    let replica = cluster.replica_through(&proxy.kubeconfig(), 0, None, &[]);
+    let replica = cluster.replica_over(0, &proxy.kubeconfig(), None, &[]);
     cluster.until_ready(&replica, 4).await;
     let faults = [
         Spoil::Answer(500, "etcdserver: request timed out"),
@@ -161,9 +162,9 @@ async fn a_gang_is_bound_once_whatever_its_bindings_are_answered() {
     cluster.until_running("first", faults.len()).await;
     cluster.until_settled(&["first"]).await;
     assert_eq!(cluster.refused(), 0);
-    for number in 0..faults.len() {
+    for (number, fault) in faults.iter().enumerate() {
         let sent = proxy.count(&Method::POST, &format!("/pods/first-{number}/binding"));
-        assert!((1..=3).contains(&sent), "{:?}: {sent} Bindings", faults[number]);
+        assert!((1..=3).contains(&sent), "{fault:?}: {sent} Bindings");
     }
     replica.check();
 }
@@ -173,7 +174,7 @@ async fn a_pod_that_is_refused_for_ever_wins_no_cycle_and_its_gang_gives_its_gpu
     let cluster = KubernetesCluster::start(2, 4, 1).await;
     let proxy = Proxy::start(&cluster.servers).await;
     let flags = ["--binding-deadline", "15s"];
-    let replica = cluster.replica_through(&proxy.kubeconfig(), 0, None, &flags);
+    let replica = cluster.replica_over(0, &proxy.kubeconfig(), None, &flags);
     cluster.until_ready(&replica, 2).await;
     proxy.spoil(
         u32::MAX,

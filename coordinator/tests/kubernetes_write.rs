@@ -1,5 +1,7 @@
 //! The writer against a real API server, with a proxy in between that answers wrongly, late or not at all.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod kube_proxy;
 
 use std::collections::BTreeMap;

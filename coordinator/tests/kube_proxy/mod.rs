@@ -1,6 +1,6 @@
 //! An HTTP proxy in front of a real API server that counts requests and spoils those it is told to.
 
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -23,6 +23,10 @@ use phalanx_devcluster::{Options, Servers};
 use phalanx_kubernetes::election::{LEASE_NAME, TERM_ANNOTATION};
 use phalanx_transport::CertificateAuthority;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
 
 use crate::support::{PATIENCE, get, log};
 
@@ -75,14 +79,14 @@ impl KubernetesCluster {
 
     /// Starts a replica. `kill_point`: where it kills itself.
     pub fn replica(&self, number: usize, kill_point: Option<&str>) -> Replica {
-        self.replica_through(self.servers.kubeconfig(), number, kill_point, &[])
+        self.replica_over(number, self.servers.kubeconfig(), kill_point, &[])
     }
 
-    /// The same by another way to the API server, and with further flags.
-    pub fn replica_through(
+    /// As `replica`, with this way to the API server and further flags.
+    pub fn replica_over(
         &self,
-        kubeconfig: &Path,
         number: usize,
+        kubeconfig: &Path,
         kill_point: Option<&str>,
         flags: &[&str],
     ) -> Replica {
@@ -108,6 +112,29 @@ impl KubernetesCluster {
             command.env("PHALANX_KILL_POINT", point);
         }
         Replica { number, child: command.spawn().unwrap(), state_dir, log }
+    }
+
+    /// A way to the API server that can be cut, and a kubeconfig that takes it.
+    pub async fn relay(&self) -> (Relay, PathBuf) {
+        let url = self.servers.url();
+        let relay = Relay::start(url.trim_start_matches("https://").parse().unwrap()).await;
+        let text = std::fs::read_to_string(self.servers.kubeconfig()).unwrap();
+        assert!(text.contains(url), "{text}");
+        let path = self.folder.path().join("kubeconfig-of-the-relay");
+        std::fs::write(&path, text.replace(url, &format!("https://{}", relay.address))).unwrap();
+        (relay, path)
+    }
+
+    /// Waits until all agents obey the term of this counter, and gives its incarnation.
+    pub async fn until_obeyed(&self, counter: u64) -> u64 {
+        until(&format!("all agents obey term {counter}"), || async {
+            let reports = self.hollow.reports().await;
+            let terms: BTreeSet<_> =
+                reports.into_values().map(|report| report.expect("the agent runs").highest_term).collect();
+            let term = *terms.first()?;
+            (terms.len() == 1 && term.counter == counter).then_some(term.incarnation)
+        })
+        .await
     }
 
     /// Waits until the core of this replica has all nodes.
@@ -272,6 +299,56 @@ pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl 
     }
 }
 
+/// Passes bytes on, until it is cut: then nothing comes through, and nobody is told.
+pub struct Relay {
+    address: SocketAddr,
+    cut: tokio::sync::watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Relay {
+    async fn start(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (cut, told) = tokio::sync::watch::channel(false);
+        let task = tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let told = told.clone();
+                tokio::spawn(async move {
+                    let Ok(far) = TcpStream::connect(to).await else { return };
+                    let (near, far) = (near.into_split(), far.into_split());
+                    tokio::spawn(pass_on(near.0, far.1, told.clone()));
+                    pass_on(far.0, near.1, told).await;
+                });
+            }
+        });
+        Self { address, cut, task }
+    }
+
+    pub fn cut(&self, is_cut: bool) {
+        self.cut.send_replace(is_cut);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn pass_on(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut cut: tokio::sync::watch::Receiver<bool>,
+) {
+    let mut bytes = vec![0; 16 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        if cut.wait_for(|is_cut| !*is_cut).await.is_err() || to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
 /// A replica that runs. Dropping it kills it.
 pub struct Replica {
     pub number: usize,
@@ -293,11 +370,6 @@ impl Replica {
     pub fn signal(&self, signal: &str) {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
         assert!(sent.success());
-    }
-
-    /// True where it has ended.
-    pub fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
     }
 
     /// Waits for its end.
@@ -322,10 +394,6 @@ impl Replica {
         let log = self.log();
         let errors: Vec<&str> = log.lines().filter(|line| line.contains(" ERROR ")).collect();
         assert!(errors.is_empty(), "{errors:#?}");
-    }
-
-    pub fn state_dir(&self) -> &Path {
-        &self.state_dir
     }
 }
 
