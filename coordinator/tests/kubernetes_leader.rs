@@ -9,7 +9,12 @@ mod kubernetes;
 
 use std::time::{Duration, Instant};
 
-use kubernetes::{KubernetesCluster, LEASE_SECONDS, until};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, DeleteParams, PostParams};
+use phalanx_devcluster::hollow::NAMESPACE;
+use phalanx_kubernetes::election::LEASE_NAME;
+
+use kubernetes::{KubernetesCluster, LEASE_SECONDS, Replica, until};
 
 const NODES: usize = 4;
 const GPUS: u32 = 4;
@@ -172,4 +177,170 @@ async fn a_leader_that_was_stopped_and_wakes_up_does_nothing_more() {
     // The Lease lasts as long as it says, also after all this.
     tokio::time::sleep(Duration::from_secs(LEASE_SECONDS[0])).await;
     assert!(cluster.holder().await.unwrap().0.starts_with("replica-1_"));
+}
+
+/// Agents obey the present leader and nobody else: what it decides is done, under a term that is above all before.
+async fn is_obeyed(cluster: &KubernetesCluster, replica: &Replica, gang: &str, before: &mut u64) {
+    cluster.until_ready(replica, NODES).await;
+    // The agents tell what they know, and the leader goes above it.
+    let raised = || async { Some(cluster.holder().await?.1).filter(|counter| counter > before) };
+    let counter = until("a higher counter", raised).await;
+    // On all nodes.
+    cluster.gang(gang, 4, 4).await;
+    let pods = cluster.until_running(gang, 4).await;
+    cluster.until_obeyed(counter).await;
+    let prefix = format!("{counter}.");
+    for pod in pods {
+        let term = &pod.metadata.annotations.unwrap()["phalanx.dev/term"];
+        assert!(term.starts_with(&prefix), "{gang}: {term}");
+    }
+    cluster.until_settled(&[gang]).await;
+    assert_eq!(cluster.holder().await.unwrap().1, counter, "{gang}: the counter has settled");
+    *before = counter;
+    cluster.delete(gang).await;
+    cluster.until_settled(&[]).await;
+}
+
+async fn killed(mut replica: Replica) {
+    replica.signal("-KILL");
+    replica.ended().await;
+    replica.check();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_obey_one_leader_whatever_was_done_to_the_lease() {
+    let cluster = KubernetesCluster::start(NODES, GPUS, 1).await;
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+    let mut counter = 0;
+    let replica = cluster.replica(0, None);
+    is_obeyed(&cluster, &replica, "first", &mut counter).await;
+    let mut old = leases.get(LEASE_NAME).await.unwrap();
+    old.metadata.uid = None;
+    old.metadata.resource_version = None;
+
+    // Again under the same name; nothing was given back.
+    killed(replica).await;
+    let mut replica = cluster.replica(0, None);
+    is_obeyed(&cluster, &replica, "same-name", &mut counter).await;
+
+    // Two acquires in a row.
+    for _ in 0..2 {
+        replica.signal("-TERM");
+        assert_eq!(replica.ended().await.code(), Some(0));
+        replica = cluster.replica(0, None);
+        cluster.until_ready(&replica, NODES).await;
+    }
+    is_obeyed(&cluster, &replica, "in-a-row", &mut counter).await;
+
+    // The Lease is deleted while it is held: its holder makes it again, and goes on.
+    leases.delete(LEASE_NAME, &DeleteParams::default()).await.unwrap();
+    let held = until("the Lease again", || async { cluster.holder().await }).await;
+    assert_eq!(held.1, counter);
+    counter -= 1;
+    is_obeyed(&cluster, &replica, "deleted-while-held", &mut counter).await;
+
+    // It is gone, and nobody is left who knows its counter but the agents.
+    killed(replica).await;
+    leases.delete(LEASE_NAME, &DeleteParams::default()).await.unwrap();
+    let replica = cluster.replica(0, None);
+    is_obeyed(&cluster, &replica, "deleted", &mut counter).await;
+
+    // An old one in its place, as after a restored backup.
+    killed(replica).await;
+    leases.delete(LEASE_NAME, &DeleteParams::default()).await.unwrap();
+    leases.create(&PostParams::default(), &old).await.unwrap();
+    let replica = cluster.replica(0, None);
+    is_obeyed(&cluster, &replica, "restored", &mut counter).await;
+
+    // The same while it is held: its holder ends, and the next one is above both.
+    let mut replica = replica;
+    leases.delete(LEASE_NAME, &DeleteParams::default()).await.unwrap();
+    if leases.create(&PostParams::default(), &old).await.is_ok() {
+        assert_eq!(replica.ended().await.code(), Some(3));
+        replica.check();
+        replica = cluster.replica(0, None);
+        is_obeyed(&cluster, &replica, "restored-while-held", &mut counter).await;
+    }
+    replica.check();
+    assert_eq!(cluster.refused(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_cut_off_from_the_api_server_ends_and_is_followed() {
+    let cluster = KubernetesCluster::start(NODES, GPUS, 2).await;
+    let (relay, kubeconfig) = cluster.relay().await;
+    let mut first = cluster.replica_over(0, &kubeconfig, None, &[]);
+    cluster.leader().await;
+    let second = cluster.replica(1, None);
+    cluster.until_ready(&first, NODES).await;
+    let _ = second.admin().await;
+    cluster.gang("before", 4, 2).await;
+    cluster.until_running("before", 4).await;
+    cluster.gang("during", 4, 2).await;
+    relay.cut(true);
+    let began = Instant::now();
+    // It is told by nobody, and ends before the next one leads.
+    let code = first.ended().await.code();
+    let ended = began.elapsed();
+    assert_eq!(code, Some(3));
+    until("the next leader", || async {
+        cluster.holder().await.filter(|(name, _)| name.starts_with("replica-1_"))
+    })
+    .await;
+    println!("cut off: it ended after {ended:?}, the next one leads after {:?}", began.elapsed());
+    // What it sent before arrives now.
+    relay.cut(false);
+    cluster.until_running("during", 4).await;
+    println!("all run after {:?}", began.elapsed());
+    cluster.until_settled(&["before", "during"]).await;
+    assert_eq!(cluster.refused(), 0);
+    first.check();
+    second.check();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volcanos_pods_are_left_to_its_scheduler_while_it_runs() {
+    let cluster = KubernetesCluster::start(1, 1, 1).await;
+    let scheduler = "apiVersion: v1
+kind: Pod
+metadata: {name: volcano-scheduler-0, namespace: default, labels: {app: volcano-scheduler}}
+spec: {containers: [{name: main, image: none}]}
+";
+    cluster.servers.kubectl_with_input(&["apply", "-f", "-"], scheduler).await.unwrap();
+    let kubeconfig = cluster.servers.kubeconfig().to_owned();
+    let mut alone = cluster.replica_over(0, &kubeconfig, None, &["--scheduler-names", "volcano"]);
+    assert_eq!(alone.ended().await.code(), Some(1));
+    let log = alone.log();
+    assert!(log.contains("volcano alone cannot be served") && log.contains("scale it to 0"), "{log}");
+
+    let both = ["--scheduler-names", "phalanx,volcano"];
+    let mut replica = cluster.replica_over(0, &kubeconfig, None, &both);
+    cluster.until_ready(&replica, 1).await;
+    assert!(replica.log().contains("pods with schedulerName volcano are left to it"), "{}", replica.log());
+    replica.signal("-TERM");
+    assert_eq!(replica.ended().await.code(), Some(0));
+
+    let gone = ["delete", "pod", "volcano-scheduler-0", "--force", "--grace-period=0"];
+    cluster.servers.kubectl(&gone).await.unwrap();
+    let replica = cluster.replica_over(0, &kubeconfig, None, &both);
+    cluster.until_ready(&replica, 1).await;
+    let pod = "apiVersion: scheduling.volcano.sh/v1beta1
+kind: PodGroup
+metadata: {name: theirs, namespace: default}
+spec: {minMember: 1}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: theirs-0
+  namespace: default
+  labels: {gang: theirs}
+  annotations: {scheduling.k8s.io/group-name: theirs}
+spec:
+  schedulerName: volcano
+  containers: [{name: main, image: none, resources: {limits: {nvidia.com/gpu: 1}}}]
+";
+    cluster.servers.kubectl_with_input(&["apply", "-f", "-"], pod).await.unwrap();
+    cluster.until_running("theirs", 1).await;
+    replica.check();
 }
