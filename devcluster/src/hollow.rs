@@ -59,6 +59,14 @@ pub enum HollowError {
         /// Why.
         source: AgentError,
     },
+    /// There is no token for an agent.
+    #[error("token of the agent of {node}: {source}")]
+    Token {
+        /// Its node.
+        node: NodeName,
+        /// What the API server said.
+        source: Box<crate::Error>,
+    },
     /// No UDP socket.
     #[error("socket of the agents: {0}")]
     Socket(String),
@@ -106,8 +114,8 @@ pub struct HollowNodes {
     options: HollowOptions,
     sockets: Sockets,
     agents: BTreeMap<NodeName, HollowAgent>,
-    /// Keeps the authority's file as the cluster has it.
-    _authority: Option<identity::AuthorityTask>,
+    /// Where agents have tokens.
+    prepared: Option<identity::Prepared>,
 }
 
 impl std::fmt::Debug for HollowNodes {
@@ -125,14 +133,15 @@ impl HollowNodes {
     pub async fn start(client: Client, options: HollowOptions) -> Result<Self, HollowError> {
         let names: Vec<NodeName> = options.names().collect();
         create_nodes(&client, &names, &options.shape).await?;
-        let authority = identity::prepare(&client, &options.identity, &options.ledgers).await?;
-        let mut hollow = Self {
-            client,
-            options,
-            sockets: Sockets::default(),
-            agents: BTreeMap::new(),
-            _authority: authority,
-        };
+        Self::start_on(client, options).await
+    }
+
+    /// The same where all Node objects are there already.
+    pub(crate) async fn start_on(client: Client, options: HollowOptions) -> Result<Self, HollowError> {
+        let names: Vec<NodeName> = options.names().collect();
+        let prepared = identity::prepare(&client, &options.identity, &options.ledgers).await?;
+        let mut hollow =
+            Self { client, options, sockets: Sockets::default(), agents: BTreeMap::new(), prepared };
         hollow.start_agents(names).await?;
         Ok(hollow)
     }
@@ -140,15 +149,17 @@ impl HollowNodes {
     async fn start_agents(&mut self, names: Vec<NodeName>) -> Result<(), HollowError> {
         let work = names.into_iter().map(|name| {
             let endpoint = self.sockets.next();
-            let (client, options) = (self.client.clone(), self.options.clone());
+            let (client, options) = (&self.client, &self.options);
+            let daemon_set = self.prepared.as_ref().map_or("", identity::Prepared::daemon_set);
             async move {
-                let inventory = inventory(&name, &options.shape);
-                HollowAgent::start(&client, &options, name.clone(), endpoint?, inventory).await
+                let folder = options.ledgers.join(name.as_str());
+                let credentials = identity::credentials(client, options, daemon_set, &name, &folder).await?;
+                HollowAgent::start(options, name, folder, credentials, endpoint?).await
             }
         });
         let work: Vec<_> = work.collect();
-        let mut started = futures::stream::iter(work).buffer_unordered(AT_ONCE);
-        while let Some(agent) = started.next().await {
+        let started: Vec<_> = futures::stream::iter(work).buffer_unordered(AT_ONCE).collect().await;
+        for agent in started {
             let agent = agent?;
             self.agents.insert(agent.node().clone(), agent);
         }

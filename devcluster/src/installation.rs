@@ -166,7 +166,7 @@ impl Installation {
         }
         if self.options.hollow > 0 {
             hollow.coordinators = coordinators;
-            self.hollow = Some(HollowNodes::start(self.client.clone(), hollow).await?);
+            self.hollow = Some(HollowNodes::start_on(self.client.clone(), hollow).await?);
         }
         Ok(())
     }

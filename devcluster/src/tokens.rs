@@ -34,14 +34,21 @@ pub async fn token(
         Some(name) => {
             let pods: Api<Pod> = Api::namespaced(admin.clone(), namespace);
             let pod = pods.get(name).await.map_err(Error::api(failed()))?;
-            Some(BoundObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Pod".to_owned()),
-                name: Some(name.clone()),
-                uid: pod.uid(),
-            })
+            Some(reference(&pod))
         }
     };
+    request(admin, namespace, account, options, bound).await
+}
+
+/// The same, for a pod that is known already.
+pub(crate) async fn request(
+    admin: &Client,
+    namespace: &str,
+    account: &str,
+    options: &TokenOptions,
+    bound: Option<BoundObjectReference>,
+) -> Result<String, Error> {
+    let failed = || format!("token of ServiceAccount {namespace}/{account}");
     let audiences = Some(options.audience.clone()).filter(|audience| !audience.is_empty());
     let spec = TokenRequestSpec {
         audiences: Some(audiences.into_iter().collect()),
@@ -56,4 +63,14 @@ pub async fn token(
         .await
         .map_err(Error::api(failed()))?;
     Ok(answer.status.and_then(|status| status.token).unwrap_or_default())
+}
+
+/// A pod as what a token is bound to.
+pub(crate) fn reference(pod: &Pod) -> BoundObjectReference {
+    BoundObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(pod.name_any()),
+        uid: pod.uid(),
+    }
 }

@@ -1,6 +1,8 @@
 //! One node's agent.
 
-use kube::Client;
+use std::path::PathBuf;
+
+use phalanx_agent::Credentials;
 use phalanx_agent::embedded::spawn;
 use phalanx_agent::{Agent, AgentOptions, AgentReport, LedgerPlace};
 use phalanx_common::ids::NodeName;
@@ -9,8 +11,7 @@ use phalanx_transport::endpoint::bare_client_endpoint;
 use quinn::Endpoint;
 use tokio::sync::mpsc;
 
-use super::identity;
-use super::{HollowError, HollowOptions};
+use super::{HollowError, HollowOptions, inventory};
 
 /// Agents that dial from one socket. One task reads each socket, so that a few are enough for thousands of agents, and
 /// a socket each would be too many.
@@ -49,14 +50,12 @@ pub struct HollowAgent {
 
 impl HollowAgent {
     pub(crate) async fn start(
-        client: &Client,
         options: &HollowOptions,
         node: NodeName,
+        folder: PathBuf,
+        credentials: Credentials,
         endpoint: Endpoint,
-        inventory: Inventory,
     ) -> Result<Self, HollowError> {
-        let folder = options.ledgers.join(node.as_str());
-        let credentials = identity::credentials(client, options, &node, &folder).await?;
         let agent = AgentOptions {
             node: node.clone(),
             credentials,
@@ -64,7 +63,7 @@ impl HollowAgent {
             ledger: LedgerPlace::Directory(folder),
             endpoint: Some(endpoint),
         };
-        let started = spawn(agent, inventory).await;
+        let started = spawn(agent, inventory(&node, &options.shape)).await;
         let (agent, inventories) =
             started.map_err(|source| HollowError::Agent { node: node.clone(), source })?;
         Ok(Self { node, agent, inventories })

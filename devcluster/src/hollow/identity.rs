@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::{CredentialsOf, HollowError, HollowOptions};
-use crate::tokens::{TokenOptions, token};
+use crate::tokens::{TokenOptions, reference, request};
 
 /// Namespace of Phalanx.
 pub const NAMESPACE: &str = "phalanx-system";
@@ -70,21 +70,38 @@ fn authority_file(ledgers: &Path) -> PathBuf {
     ledgers.join("ca.crt")
 }
 
+/// What all agents with a token need.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// UID of the DaemonSet that owns their pods.
+    daemon_set: String,
+    /// Keeps the authority's file as the cluster has it.
+    _authority: AuthorityTask,
+}
+
+impl Prepared {
+    pub fn daemon_set(&self) -> &str {
+        &self.daemon_set
+    }
+}
+
 /// Makes what all agents need.
 pub(crate) async fn prepare(
     client: &Client,
     identity: &Identity,
     ledgers: &Path,
-) -> Result<Option<AuthorityTask>, HollowError> {
+) -> Result<Option<Prepared>, HollowError> {
     std::fs::create_dir_all(ledgers).map_err(file(ledgers))?;
     if matches!(identity, Identity::Given(_)) {
         return Ok(None);
     }
-    make_daemon_set(client).await?;
-    Ok(Some(AuthorityTask::start(client, authority_file(ledgers))))
+    let daemon_set = make_daemon_set(client).await?;
+    let authority = AuthorityTask::start(client, authority_file(ledgers));
+    Ok(Some(Prepared { daemon_set, _authority: authority }))
 }
 
-async fn make_daemon_set(client: &Client) -> Result<(), HollowError> {
+/// Makes it where it is not there; gives its UID.
+async fn make_daemon_set(client: &Client) -> Result<String, HollowError> {
     make::<Namespace>(Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}})).await?;
     let account = json!({"metadata": {"name": AGENT_NAME}});
     make_in::<ServiceAccount>(client, account).await?;
@@ -97,7 +114,7 @@ async fn make_daemon_set(client: &Client) -> Result<(), HollowError> {
         "metadata": {"name": AGENT_NAME},
         "spec": {"selector": {"matchLabels": labels}, "template": template},
     });
-    make_in::<DaemonSet>(client, set).await
+    Ok(make_in::<DaemonSet>(client, set).await?.uid().unwrap_or_default())
 }
 
 /// What an agent in a process of its own is given, as its kubelet would mount it.
@@ -115,8 +132,8 @@ pub struct TokenFiles {
 /// # Errors
 /// The API server refuses something.
 pub async fn token_files(client: &Client, node: &NodeName, folder: &Path) -> Result<TokenFiles, HollowError> {
-    make_daemon_set(client).await?;
-    let token_file = write_token(client, node, folder).await?;
+    let daemon_set = make_daemon_set(client).await?;
+    let token_file = write_token(client, &daemon_set, node, folder).await?;
     let authority_file = authority_file(folder);
     let task = AuthorityTask::start(client, authority_file.clone());
     Ok(TokenFiles { token_file, authority_file, _authority: task })
@@ -147,27 +164,31 @@ async fn copy_authority(maps: Api<ConfigMap>, path: PathBuf) {
 pub(crate) async fn credentials(
     client: &Client,
     options: &HollowOptions,
+    daemon_set: &str,
     node: &NodeName,
     folder: &Path,
 ) -> Result<Credentials, HollowError> {
     if let Identity::Given(give) = &options.identity {
         return Ok(give(node));
     }
-    let token_file = write_token(client, node, folder).await?;
+    let token_file = write_token(client, daemon_set, node, folder).await?;
     Ok(Credentials::Token { token_file, authority_file: authority_file(&options.ledgers) })
 }
 
 /// Makes the agent's pod, bound to its node as a DaemonSet's is, and writes its token.
-async fn write_token(client: &Client, node: &NodeName, folder: &Path) -> Result<PathBuf, HollowError> {
-    let sets: Api<DaemonSet> = Api::namespaced(client.clone(), NAMESPACE);
-    let set = sets.get(AGENT_NAME).await.map_err(HollowError::api("DaemonSet phalanx-agent"))?;
+async fn write_token(
+    client: &Client,
+    daemon_set: &str,
+    node: &NodeName,
+    folder: &Path,
+) -> Result<PathBuf, HollowError> {
     let name = format!("{AGENT_NAME}-{node}");
     let pod = json!({
         "metadata": {
             "name": name,
             "labels": {"app.kubernetes.io/name": AGENT_NAME},
             "ownerReferences": [{
-                "apiVersion": "apps/v1", "kind": "DaemonSet", "name": AGENT_NAME, "uid": set.uid(),
+                "apiVersion": "apps/v1", "kind": "DaemonSet", "name": AGENT_NAME, "uid": daemon_set,
                 "controller": true, "blockOwnerDeletion": true,
             }],
         },
@@ -179,23 +200,18 @@ async fn write_token(client: &Client, node: &NodeName, folder: &Path) -> Result<
             "containers": [{"name": "agent", "image": "hollow"}],
         },
     });
-    make_in::<Pod>(client, pod).await?;
-    let wanted = TokenOptions {
-        audience: AUDIENCE.to_owned(),
-        pod: Some(name.clone()),
-        expires_in_s: Some(TOKEN_LIFE_S),
-    };
-    let text = token(client, NAMESPACE, AGENT_NAME, &wanted).await.map_err(|error| HollowError::File {
-        path: folder.join("token"),
-        source: std::io::Error::other(error.to_string()),
-    })?;
+    let pod = make_in::<Pod>(client, pod).await?;
+    let wanted =
+        TokenOptions { audience: AUDIENCE.to_owned(), pod: Some(name), expires_in_s: Some(TOKEN_LIFE_S) };
+    let asked = request(client, NAMESPACE, AGENT_NAME, &wanted, Some(reference(&pod))).await;
+    let text = asked.map_err(|error| HollowError::Token { node: node.clone(), source: Box::new(error) })?;
     std::fs::create_dir_all(folder).map_err(file(folder))?;
     let token_file = folder.join("token");
     std::fs::write(&token_file, text).map_err(file(&token_file))?;
     Ok(token_file)
 }
 
-async fn make_in<K>(client: &Client, object: Value) -> Result<(), HollowError>
+async fn make_in<K>(client: &Client, object: Value) -> Result<K, HollowError>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
     K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
@@ -203,17 +219,20 @@ where
     make::<K>(Api::namespaced(client.clone(), NAMESPACE), object).await
 }
 
-/// Creates it where it is not there.
-async fn make<K>(api: Api<K>, object: Value) -> Result<(), HollowError>
+/// Creates it where it is not there, and gives what is there.
+async fn make<K>(api: Api<K>, object: Value) -> Result<K, HollowError>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
-    let what = format!("{} {}", K::kind(&()), object["metadata"]["name"].as_str().unwrap_or_default());
+    let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let what = format!("{} {name}", K::kind(&()));
     let parsed: K = serde_json::from_value(object)
         .map_err(|error| HollowError::api(what.clone())(kube::Error::SerdeError(error)))?;
     match api.create(&PostParams::default(), &parsed).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Ok(made) => Ok(made),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            api.get(&name).await.map_err(HollowError::api(what))
+        }
         Err(error) => Err(HollowError::api(what)(error)),
     }
 }
