@@ -17,6 +17,9 @@ use crate::required::Required;
 /// Sets of changes that are tried before none is suggested.
 const SETS_TRIED: usize = 8;
 
+/// Changes that are asked for together, at most.
+const CHANGES_ASKED: usize = 8;
+
 /// Longest text of affinity terms.
 const TERMS_LENGTH: usize = 200;
 
@@ -110,7 +113,8 @@ pub(super) fn what_helps(
     let mut sets: Vec<(BTreeSet<Unmet>, u32)> = sets.into_iter().collect();
     sets.sort_by_key(|(set, count)| (set.len(), Reverse(*count)));
     let tried = sets.into_iter().map(|(set, _)| set).take(SETS_TRIED).chain([all]);
-    let mut helps = tried.filter(|set| !set.is_empty() && fits_without(cluster, shape, required, set));
+    let tried = tried.filter(|set| (1..=CHANGES_ASKED).contains(&set.len()));
+    let mut helps = tried.filter(|set| fits_without(cluster, shape, required, set));
     let Some(mut set) = helps.next() else { return Vec::new() };
     // What helps together may hold more than is needed.
     for unmet in set.clone() {
