@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 const FOREIGN_PODS: usize = 5;
 const OWN_PODS: usize = 1;
 /// Most bytes of the mirror for one object, all kinds together, with the specs they share.
-const MOST_BYTES: usize = 700;
+const MOST_BYTES: usize = 450;
 
 type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
@@ -83,7 +83,7 @@ fn pod(at: usize, node: usize, foreign: Option<usize>) -> Value {
             "labels": { "app": name, "controller-revision-hash": "5d8f7c9b6b", "pod-template-generation": "1" },
             "annotations": {
                 "scheduling.k8s.io/group-name": "training-job", "phalanx.dev/term": "12.0123456789abcdef",
-                "phalanx.dev/lease-id": "018f0000-0000-7000-8000-000000000000", "prometheus.io/scrape": "true",
+                "phalanx.dev/lease-id": uid(3, at), "prometheus.io/scrape": "true",
             },
         },
         "spec": {

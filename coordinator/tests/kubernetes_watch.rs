@@ -199,6 +199,12 @@ fn told(object: &Object) -> Value {
 
 type View = BTreeMap<ObjectKey, Value>;
 
+/// What belongs to one test: others go on beside it on the same server.
+fn of(view: &View, namespace: &str) -> View {
+    let is_of = |key: &ObjectKey| key.namespace == namespace || key.name.ends_with(namespace);
+    view.iter().filter(|(key, _)| is_of(key)).map(|(key, told)| (key.clone(), told.clone())).collect()
+}
+
 fn view_of(objects: &[Arc<Object>]) -> View {
     objects.iter().map(|object| (object.key(), told(object))).collect()
 }
@@ -242,12 +248,14 @@ impl Reader {
         }
     }
 
-    /// Waits until the view is this one.
-    async fn reaches(&self, wanted: &View, what: &str) {
+    /// Waits until the view of a test's namespace is the one that is read now.
+    async fn reaches(&self, client: &Client, namespace: &str, what: &str) {
         let began = Instant::now();
+        let wanted = of(&fresh_view(client).await, namespace);
+        assert!(!wanted.is_empty(), "{what}: nothing is there");
         loop {
-            let view = self.view.lock().await.clone();
-            if view == *wanted {
+            let view = of(&*self.view.lock().await, namespace);
+            if view == wanted {
                 return;
             }
             assert!(!self.task.is_finished(), "the reader has ended: {what}");
@@ -291,7 +299,7 @@ async fn events_of_a_walk(servers: &Servers, user: &User) -> u64 {
     for step in steps() {
         walk(user, &namespace, &step).await;
     }
-    reader.reaches(&fresh_view(&client(servers).await).await, "without a cut").await;
+    reader.reaches(&client(servers).await, &namespace, "without a cut").await;
     cuts.lines() - before
 }
 
@@ -344,7 +352,7 @@ async fn objects_of_every_kind_are_read_cut_down_to_what_is_used() {
             assert_eq!(converted.warnings, Vec::<String>::new(), "{}", object.key());
         }
     }
-    reader.reaches(&fresh_view(&client(servers).await).await, "all kinds").await;
+    reader.reaches(&client(servers).await, &namespace, "all kinds").await;
 }
 
 fn uuid_length(object: &Object) -> usize {
@@ -374,7 +382,7 @@ async fn connections_that_are_cut_at_any_event_lead_to_the_same_state() {
             cuts.heal();
         }
         let what = format!("cut at event {at}");
-        reader.reaches(&fresh_view(&direct).await, &what).await;
+        reader.reaches(&direct, &namespace, &what).await;
         assert!(cuts.were_cut() || at > steps.len() as u64, "{what}: nothing was cut");
     }
 }
@@ -401,7 +409,7 @@ async fn a_watch_from_a_version_that_is_too_old_lists_again_and_tells_what_has_g
     cuts.watch_from_the_first_version();
     cuts.heal();
     until("it is listed again", || lists() == 2).await;
-    reader.reaches(&fresh_view(&direct).await, "after the gap").await;
+    reader.reaches(&direct, &namespace, "after the gap").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -414,14 +422,15 @@ async fn an_api_server_that_crashes_and_comes_back_is_followed_on() {
     let reader = Reader::start(&api).await;
     let namespace = servers.namespace("crash").await.unwrap();
     user.create(Kind::PodGroup, &namespace, "before", example(Kind::PodGroup)).await;
+    let key = ObjectKey::new(Kind::PodGroup, &namespace, "before");
+    until("it is heard", || api.mirror().get(&key).is_ok()).await;
     servers.kill_api_server();
     tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(api.mirror().get(&key).is_ok(), "what was heard stays while nobody answers");
     servers.start_api_server().await.unwrap();
-    let key = ObjectKey::new(Kind::PodGroup, &namespace, "before");
-    assert!(api.mirror().get(&key).is_ok());
     user.delete(Kind::PodGroup, &namespace, "before").await;
     user.create(Kind::PodGroup, &namespace, "after", example(Kind::PodGroup)).await;
-    reader.reaches(&fresh_view(&direct).await, "after the crash").await;
+    reader.reaches(&direct, &namespace, "after the crash").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -481,7 +490,7 @@ async fn malformed_objects_are_warnings_and_all_others_go_on() {
         }
         user.create(Kind::PodGroup, &namespace, &format!("good-{at}"), example(Kind::PodGroup)).await;
     }
-    reader.reaches(&fresh_view(&direct).await, "with malformed objects").await;
+    reader.reaches(&direct, &namespace, "with malformed objects").await;
     let reading = Reading::default();
     let converted = |name: &str| {
         let object = api.mirror().get(&ObjectKey::new(Kind::PodGroup, &namespace, name)).unwrap();
@@ -512,10 +521,10 @@ async fn a_reader_that_is_far_behind_misses_nothing() {
     for step in steps() {
         walk(&user, &namespace, &step).await;
     }
-    let wanted = fresh_view(&direct).await;
-    until("all is heard", || view_of(&api.mirror().list(None).unwrap().0) == wanted).await;
+    let wanted = of(&fresh_view(&direct).await, &namespace);
+    until("all is heard", || of(&view_of(&api.mirror().list(None).unwrap().0), &namespace) == wanted).await;
     let began = Instant::now();
-    while view != wanted {
+    while of(&view, &namespace) != wanted {
         assert!(began.elapsed() < PATIENCE);
         let changes = tokio::time::timeout(PATIENCE, watcher.next()).await.unwrap().unwrap();
         changes.iter().for_each(|change| Reader::take(&mut view, change));

@@ -234,3 +234,7 @@ async fn kube_system(client: &Client) -> Result<Value, kube::Error> {
         Err(_) => Err(watch::no_answer()),
     }
 }
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

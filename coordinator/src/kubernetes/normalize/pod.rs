@@ -60,6 +60,7 @@ pub(super) fn cut(object: &mut Object, mut spec: Value, status: &Value, trim: &T
         object.status = own_status(status);
     } else {
         object.metadata.labels.clear();
+        object.metadata.annotations.clear();
         object.metadata.controller = None;
         object.status = picked(status, &["phase"]);
     }

@@ -118,7 +118,7 @@ fn of_our_pods_everything_that_decides_their_place_is_kept() {
 #[test]
 fn of_pods_of_others_only_what_they_use_is_kept() {
     let pod = read(Kind::Pod, full_pod("default-scheduler"));
-    assert!(pod.metadata.labels.is_empty());
+    assert!(pod.metadata.labels.is_empty() && pod.metadata.annotations.is_empty());
     assert_eq!(pod.spec.get("nodeSelector"), None);
     assert_eq!(pod.spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], "8");
     assert_eq!(pod.spec["containers"][0]["ports"][0]["hostPort"], 81);
