@@ -125,7 +125,10 @@ impl Core {
     /// plan is rolled forward as after a start; else it is worth nothing.
     fn conclude(&mut self, key: GangKey, plan: &GangPlan, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let is_idle = matches!(gang.phase.kind(), PhaseKind::Queued | PhaseKind::Admitted);
+        // Degraded without a deadline: somebody else bound a pod of it, and nothing of ours was bound so far.
+        let is_by_hand = matches!(gang.phase.kind(), PhaseKind::Degraded) && gang.phase.cut_short().is_none();
+        let is_idle = matches!(gang.phase.kind(), PhaseKind::Queued | PhaseKind::Admitted)
+            || (is_by_hand && !gang.was_whole);
         let is_half = self.gangs.tally(&gang.spec.name).live > 0 && !self.is_satisfied(key);
         if is_idle && is_half && !gang.deleted {
             self.set_phase(key, Phase::Queued);
