@@ -308,13 +308,7 @@ async fn until_used(installation: &mut Installation, rights: &BTreeSet<Right>) -
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_right_is_used_and_none_is_missing() {
-    let servers = Servers::start(Options {
-        audit: true,
-        folder: std::env::var_os("G_FOLDER").map(Into::into),
-        ..Options::default()
-    })
-    .await
-    .unwrap();
+    let servers = Servers::start(Options { audit: true, ..Options::default() }).await.unwrap();
     let mut options =
         InstallationOptions::new(PathBuf::from(env!("CARGO_BIN_EXE_phalanx-coordinator")), PathBuf::new());
     options.hollow = 3;
