@@ -167,7 +167,7 @@ impl Default for Metrics {
 }
 
 /// Names of the events.
-const EVENTS: [&str; 19] = [
+const EVENTS: [&str; 22] = [
     "Started",
     "TermRaised",
     "QueueApplied",
@@ -180,6 +180,9 @@ const EVENTS: [&str; 19] = [
     "GangDeleted",
     "PodApplied",
     "PodDeleted",
+    "OtherPodApplied",
+    "BudgetApplied",
+    "BudgetDeleted",
     "PlanFound",
     "Synced",
     "AgentConnected",
@@ -202,6 +205,10 @@ const WRITES: [&str; 9] = [
     "SetGangStatus",
     "SetQueueStatus",
 ];
+/// Name of a write of the reports: what a pod waits for.
+pub const SET_POD_CONDITION: &str = "SetPodCondition";
+/// Name of a write of the reports: an event.
+pub const CREATE_EVENT: &str = "CreateEvent";
 /// Names of the outcomes.
 const OUTCOMES: [&str; 5] = ["Done", "Conflict", "NotFound", "Refused", "Unknown"];
 /// Why agents are not let in.
@@ -227,8 +234,8 @@ impl Metrics {
         for name in TOLD.into_iter().chain(WRITES) {
             drop(self.actions.get_or_create(&Kind { kind: Name(name) }));
         }
-        for (command, outcome) in WRITES.into_iter().flat_map(|name| OUTCOMES.map(|outcome| (name, outcome)))
-        {
+        let writes = WRITES.into_iter().chain([SET_POD_CONDITION, CREATE_EVENT]);
+        for (command, outcome) in writes.flat_map(|name| OUTCOMES.map(|outcome| (name, outcome))) {
             let _ = self.writes(command, outcome);
         }
         for cause in REJECTIONS {

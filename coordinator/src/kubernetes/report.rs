@@ -18,7 +18,7 @@ use super::events::{Evicted, Happening};
 use crate::api::{Api, ApiError, Change, ChangeBody, Object};
 use crate::clock::Clock;
 use crate::convert::outcome_of;
-use crate::metrics::{Metrics, outcome_name};
+use crate::metrics::{CREATE_EVENT, Metrics, SET_POD_CONDITION, outcome_name};
 use crate::watch::Watcher;
 
 pub mod table;
@@ -116,8 +116,8 @@ impl Sender {
             this.pace.turn().await;
             let answer = this.send(&report, number).await;
             let name = match report {
-                Report::Condition(_) => "SetPodCondition",
-                Report::Event(_) => "CreateEvent",
+                Report::Condition(_) => SET_POD_CONDITION,
+                Report::Event(_) => CREATE_EVENT,
             };
             this.metrics.write(name, outcome_name(&outcome_of(&answer)));
             match answer {

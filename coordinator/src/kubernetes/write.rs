@@ -119,6 +119,9 @@ impl Writes {
                     None => Ok(stored),
                 }
             }
+            Mutation::UpdateStatus { key, .. } if key.kind == Kind::Pod => Err(ApiError::Invalid(format!(
+                "{key}: its status is kubelet's; only single conditions are set"
+            ))),
             Mutation::UpdateStatus { key, preconditions, status } => {
                 let stored = self.stored(&key, &preconditions, known).await?;
                 match body::status(&stored, &status) {
