@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 use super::super::normalize::Trim;
 use super::super::write::{WriteParts, Writes};
-use super::super::{KubernetesApi, Options, volcano};
+use super::super::{KubernetesApi, Options, read_cluster_id, volcano};
 use crate::agents::TokenCheck;
 use crate::agents::authority::{KubernetesAuthority, Rotation};
 use crate::clock::Clock;
@@ -46,6 +46,10 @@ pub(super) fn write_time_out(times: &LeaseTimes) -> Duration {
 pub(super) async fn open(config: &Config, kubernetes: &KubernetesConfig) -> Result<Opened, StartError> {
     let config = config.clone();
     let mut kubernetes = kubernetes.clone();
+    let user_agent = concat!("phalanx-coordinator/", env!("CARGO_PKG_VERSION"));
+    let clients = Clients::new(&kubernetes.target.load().await?, user_agent)?;
+    // Waits for an API server that does not answer yet.
+    read_cluster_id(&clients.watch).await.map_err(StartError::Cluster)?;
     let directory = &config.state_dir;
     std::fs::create_dir_all(directory)
         .map_err(|cause| StartError::StateDirectory { directory: directory.clone(), cause })?;
@@ -55,8 +59,6 @@ pub(super) async fn open(config: &Config, kubernetes: &KubernetesConfig) -> Resu
     let admin_address = admin.local_addr().map_err(failed)?;
     let recorder =
         Recorder::start(&directory.join("recordings"), clock.now(), &config.settings, config.recording)?;
-    let user_agent = concat!("phalanx-coordinator/", env!("CARGO_PKG_VERSION"));
-    let clients = Clients::new(&kubernetes.target.load().await?, user_agent)?;
     let agents = agents(&config, &kubernetes, &clients.write).await?;
     volcano::leave_out(&clients.watch, &mut kubernetes.scheduler_names).await?;
     let incarnation = new_incarnation();
