@@ -160,8 +160,8 @@ impl Installation {
     async fn start_agents(&mut self, mut hollow: HollowOptions) -> Result<(), InstallationError> {
         let coordinators = self.coordinators();
         for plan in self.options.agents.clone() {
-            let agent =
-                ProfileAgent::start(&self.servers, &self.client, &self.options.agent, plan, &coordinators);
+            let program = self.options.agent.clone();
+            let agent = ProfileAgent::new(&self.servers, &self.client, &program, plan, &coordinators);
             self.agents.push(agent.await?);
         }
         if self.options.hollow > 0 {
@@ -265,6 +265,29 @@ impl Installation {
             agent.check()?;
         }
         Ok(())
+    }
+
+    /// Starts replicas and agents that have ended by themselves again, as their kubelet would; gives what each said at
+    /// its end. One that was killed or ended through this value stays so.
+    ///
+    /// # Errors
+    /// A server has ended, or a program cannot be started.
+    pub fn revive(&mut self) -> Result<Vec<String>, InstallationError> {
+        self.servers.check()?;
+        let mut ends = Vec::new();
+        for replica in &mut self.replicas {
+            if let Err(end) = replica.check() {
+                ends.push(end.to_string());
+                replica.start()?;
+            }
+        }
+        for agent in &mut self.agents {
+            if let Err(end) = agent.check() {
+                ends.push(end.to_string());
+                agent.start()?;
+            }
+        }
+        Ok(ends)
     }
 
     /// Names and process ids of all that runs.

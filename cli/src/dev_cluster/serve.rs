@@ -32,6 +32,8 @@ const CONTROLLERS: [&str; 9] = [
 /// How long agents may take to be connected: longer for thousands.
 const AGENTS_LIMIT: Duration = Duration::from_secs(60);
 const AGENT_LIMIT: Duration = Duration::from_millis(50);
+/// Pause before what has ended is started again, and before a signal is seen.
+const REVIVE_PAUSE: Duration = Duration::from_millis(300);
 
 /// Runs it until a signal comes or a part ends by itself.
 ///
@@ -54,8 +56,11 @@ pub(super) fn run(folder: &Path) -> Result<(), Failure> {
     wait_for_agents(&runtime, &mut installation, nodes, &stop)?;
     state.write_ready(&ready(&plan, &installation)?)?;
     while !stop.is_asked() {
-        installation.check().map_err(failure)?;
-        std::thread::sleep(Duration::from_millis(200));
+        // A replica that loses its Lease ends and begins anew; so does what somebody kills to see what happens.
+        for end in installation.revive().map_err(failure)? {
+            eprintln!("started again: {end}");
+        }
+        std::thread::sleep(REVIVE_PAUSE);
     }
     runtime.block_on(installation.stop());
     Ok(())

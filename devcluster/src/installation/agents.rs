@@ -37,13 +37,17 @@ pub(super) async fn create_node(client: &Client, plan: &AgentPlan) -> Result<(),
 /// An agent's process.
 #[derive(Debug)]
 pub(super) struct ProfileAgent {
+    name: String,
+    program: PathBuf,
+    arguments: Vec<String>,
+    folder: PathBuf,
     server: Server,
     /// Keeps the authority's file as the cluster has it.
     _files: TokenFiles,
 }
 
 impl ProfileAgent {
-    pub async fn start(
+    pub async fn new(
         servers: &Servers,
         client: &Client,
         program: &Path,
@@ -62,8 +66,16 @@ impl ProfileAgent {
             format!("--profile={}", profile.display()),
         ];
         arguments.extend(coordinators.iter().map(|address| format!("--coordinator={address}")));
-        let name = format!("agent-{node}");
-        Ok(Self { server: Server::start(&name, program, &arguments, servers.folder())?, _files: files })
+        let (name, folder) = (format!("agent-{node}"), servers.folder().to_owned());
+        let server = Server::start(&name, program, &arguments, &folder)?;
+        Ok(Self { name, program: program.to_owned(), arguments, folder, server, _files: files })
+    }
+
+    /// Starts it again.
+    pub fn start(&mut self) -> Result<(), Error> {
+        self.server.kill();
+        self.server = Server::start(&self.name, &self.program, &self.arguments, &self.folder)?;
+        Ok(())
     }
 
     pub fn check(&mut self) -> Result<(), Error> {
@@ -71,6 +83,6 @@ impl ProfileAgent {
     }
 
     pub fn process(&self) -> (String, u32) {
-        (self.server.name().to_owned(), self.server.id())
+        (self.name.clone(), self.server.id())
     }
 }
