@@ -469,10 +469,13 @@ pub trait Api: Clone + Send + Sync + 'static {
         kind: Option<Kind>,
     ) -> impl Future<Output = Result<(Vec<Arc<Object>>, u64), ApiError>> + Send;
 
-    /// All objects of all kinds as `list` gives them, and the number of the newest change they contain.
-    fn listing(&self) -> impl Future<Output = Result<(Listing, u64), ApiError>> + Send {
+    /// The same as `list`, object by object.
+    fn listing(
+        &self,
+        kind: Option<Kind>,
+    ) -> impl Future<Output = Result<(Listing, u64), ApiError>> + Send {
         async move {
-            let (objects, revision) = self.list(None).await?;
+            let (objects, revision) = self.list(kind).await?;
             Ok((Box::new(objects.into_iter()) as Listing, revision))
         }
     }

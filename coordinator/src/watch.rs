@@ -53,7 +53,7 @@ impl<A: Api> Watcher<A> {
     pub async fn begin(api: A, metrics: Arc<Metrics>) -> Result<Self, ApiError> {
         // Subscribed before the list: a change in between wakes the reader.
         let newest = api.subscribe();
-        let (listing, revision) = api.listing().await?;
+        let (listing, revision) = api.listing(None).await?;
         Ok(Self { api, told: Told::default(), listing: Some(listing), revision, newest, metrics })
     }
 
@@ -107,7 +107,7 @@ impl<A: Api> Watcher<A> {
 
     /// The difference between what was told and what is there.
     async fn relist(&mut self) -> Result<Vec<Change>, ApiError> {
-        let (listing, revision) = self.api.listing().await?;
+        let (listing, revision) = self.api.listing(None).await?;
         self.metrics.relists.inc();
         let mut present = Told::default();
         let mut applied = Vec::new();

@@ -39,9 +39,9 @@ pub(super) async fn naming<A: Api>(
     namespace: &str,
     group: &str,
 ) -> Result<Option<Arc<Object>>, ApiError> {
-    let (pods, _) = parts.api.list(Some(Kind::Pod)).await?;
+    let (mut pods, _) = parts.api.listing(Some(Kind::Pod)).await?;
     let reading = parts.api.reading();
     let names =
         |pod: &Arc<Object>| pod.metadata.namespace == namespace && named_group(&reading, pod) == Some(group);
-    Ok(pods.into_iter().find(names))
+    Ok(pods.find(names))
 }

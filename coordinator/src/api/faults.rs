@@ -207,10 +207,10 @@ impl<A: Api> Api for FaultyApi<A> {
         }
     }
 
-    async fn listing(&self) -> Result<(Listing, u64), ApiError> {
+    async fn listing(&self, kind: Option<Kind>) -> Result<(Listing, u64), ApiError> {
         match self.decide(Call::Read) {
             Some(fault) => Err(fault.error("the list")),
-            None => self.inner.listing().await,
+            None => self.inner.listing(kind).await,
         }
     }
 

@@ -40,6 +40,9 @@ pub struct Mirror {
     heard: latest::Sender<BTreeMap<Kind, Heard>>,
 }
 
+/// An object with its kind and place.
+type Kept = (Kind, Arc<str>, Arc<Packed>);
+
 #[derive(Debug)]
 struct State {
     /// Whose pods are ours.
@@ -224,7 +227,7 @@ impl Mirror {
         Ok((unpacked.collect::<Result<_, _>>()?, revision))
     }
 
-    fn packed(&self, kind: Option<Kind>) -> (Vec<(Kind, Arc<str>, Arc<Packed>)>, u64) {
+    fn packed(&self, kind: Option<Kind>) -> (Vec<Kept>, u64) {
         let state = self.state();
         let kinds = state.objects.iter().filter(|(one, _)| kind.is_none_or(|kind| kind == **one));
         let packed = kinds
@@ -233,10 +236,10 @@ impl Mirror {
         (packed.collect(), state.revision)
     }
 
-    /// All objects, each unpacked when it is asked for, and the number of the newest change.
+    /// The same, each object unpacked when it is asked for.
     #[must_use]
-    pub fn listing(&self) -> (Listing, u64) {
-        let (packed, revision) = self.packed(None);
+    pub fn listing(&self, kind: Option<Kind>) -> (Listing, u64) {
+        let (packed, revision) = self.packed(kind);
         let objects = packed.into_iter().filter_map(|(kind, place, packed)| {
             let object = packed.unpack(kind, &place);
             let told = object.map_err(|error| tracing::warn!(%kind, place = &*place, %error, "left out"));

@@ -160,9 +160,9 @@ impl Api for KubernetesApi {
         self.mirror.list(kind)
     }
 
-    async fn listing(&self) -> Result<(Listing, u64), ApiError> {
-        self.mirror.ready(None).await?;
-        Ok(self.mirror.listing())
+    async fn listing(&self, kind: Option<Kind>) -> Result<(Listing, u64), ApiError> {
+        self.mirror.ready(kind).await?;
+        Ok(self.mirror.listing(kind))
     }
 
     async fn changes_since(&self, resource_version: u64, max: usize) -> Result<Vec<Change>, ApiError> {
