@@ -65,7 +65,7 @@ fn read_operator(at: &Cursor<'_>, sink: &mut Sink) -> Option<TolerationOperator>
 }
 
 fn read_effect(at: &Cursor<'_>, may_be_empty: bool, sink: &mut Sink) -> Option<TaintEffect> {
-    if may_be_empty && at.text(sink)? == "" {
+    if may_be_empty && at.text(sink)?.is_empty() {
         return None;
     }
     TaintEffect::parse(at.one_of(sink, &EFFECTS)?)
