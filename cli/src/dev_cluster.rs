@@ -174,6 +174,7 @@ fn announce(
     let file = |name: &str| ready.examples.join(name).display().to_string();
     print_text(&format!("  kubectl apply -f {} -f {}", file("queues.yaml"), file("training.yaml")));
     print_text("  kubectl get queue,vcjob,pg,pods -A");
+    print_text("  phalanx why language/llm-second");
     let named = named.map_or_else(String::new, |folder| format!(" --state-dir {}", folder.display()));
     print_text(&format!("\n`phalanx dev-cluster down{named}` ends it and removes all of it."));
     Ok(())
