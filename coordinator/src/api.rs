@@ -470,10 +470,7 @@ pub trait Api: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(Vec<Arc<Object>>, u64), ApiError>> + Send;
 
     /// The same as `list`, object by object.
-    fn listing(
-        &self,
-        kind: Option<Kind>,
-    ) -> impl Future<Output = Result<(Listing, u64), ApiError>> + Send {
+    fn listing(&self, kind: Option<Kind>) -> impl Future<Output = Result<(Listing, u64), ApiError>> + Send {
         async move {
             let (objects, revision) = self.list(kind).await?;
             Ok((Box::new(objects.into_iter()) as Listing, revision))
