@@ -55,7 +55,8 @@ pub fn phalanx() -> Command {
     });
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
     // Nothing of the machine's own setting may reach the test.
-    command.env_remove("PHALANX_SERVER").env_remove("RUST_LOG").env("HOME", "/nonexistent");
+    command.env_remove("PHALANX_SERVER").env_remove("KUBECONFIG").env_remove("RUST_LOG");
+    command.env("HOME", "/nonexistent");
     command.env_remove("XDG_STATE_HOME").current_dir(workspace());
     command
 }
