@@ -258,6 +258,38 @@ const BY_JOB: &str = " (a Job does that by itself)";
 const MIX_FIX: &str =
     "annotate the gang phalanx.dev/mixed-gpu-models: \"true\" to use GPUs of several models";
 
+impl Reason {
+    /// More than there is of anything, whoever ends.
+    fn fmt_too_large(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LargerThanAnyNode { resource, largest, asked, parts } => {
+                let parts = parts.as_ref().map(|parts| format!(" ({parts})")).unwrap_or_default();
+                write!(
+                    formatter,
+                    "can never fit: largest node has {}, pod asks {}{parts}",
+                    amount_of(resource, *largest),
+                    format_amount(resource, *asked)
+                )
+            }
+            Self::LargerThanCluster { fit, minimum, shape, mixed_models_would_fit, left_out, .. } => {
+                let models = if *mixed_models_would_fit { " with one GPU model per task" } else { "" };
+                write!(
+                    formatter,
+                    "can never fit: {minimum} pods needed, an empty cluster takes {fit}{models}; the next asks {shape}"
+                )?;
+                left_out.as_ref().map_or(Ok(()), |out| write!(formatter, "; {} {out}", out.of_nodes()))
+            }
+            Self::LargerThanAllNodes { resource, total, asked } => write!(
+                formatter,
+                "can never fit: all nodes together have {}, the gang needs at least {}",
+                amount_of(resource, *total),
+                format_amount(resource, *asked)
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -298,29 +330,9 @@ impl fmt::Display for Reason {
                 let who = if resource.contains('/') { "no node with an agent" } else { "no node" };
                 write!(formatter, "{who} offers {resource}, pod asks {}", format_amount(resource, *asked))
             }
-            Self::LargerThanAnyNode { resource, largest, asked, parts } => {
-                let parts = parts.as_ref().map(|parts| format!(" ({parts})")).unwrap_or_default();
-                write!(
-                    formatter,
-                    "can never fit: largest node has {}, pod asks {}{parts}",
-                    amount_of(resource, *largest),
-                    format_amount(resource, *asked)
-                )
-            }
-            Self::LargerThanCluster { fit, minimum, shape, mixed_models_would_fit, left_out, .. } => {
-                let models = if *mixed_models_would_fit { " with one GPU model per task" } else { "" };
-                write!(
-                    formatter,
-                    "can never fit: {minimum} pods needed, an empty cluster takes {fit}{models}; the next asks {shape}"
-                )?;
-                left_out.as_ref().map_or(Ok(()), |out| write!(formatter, "; {} {out}", out.of_nodes()))
-            }
-            Self::LargerThanAllNodes { resource, total, asked } => write!(
-                formatter,
-                "can never fit: all nodes together have {}, the gang needs at least {}",
-                amount_of(resource, *total),
-                format_amount(resource, *asked)
-            ),
+            Self::LargerThanAnyNode { .. }
+            | Self::LargerThanAllNodes { .. }
+            | Self::LargerThanCluster { .. } => self.fmt_too_large(formatter),
             Self::NoRoom(room) => room.fmt(formatter),
             Self::NodesClosed { nodes, room } => {
                 write!(
