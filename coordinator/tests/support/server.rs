@@ -9,11 +9,12 @@ use phalanx_agent::embedded::{self, Agent, AgentOptions, LedgerPlace};
 use phalanx_common::ids::{ClusterId, NodeName, Term};
 use phalanx_common::topology::Inventory;
 use phalanx_common::wire::{FromAgent, Hello, ToAgent};
-use phalanx_coordinator::agents::{AgentInput, AgentServer, AgentServerParts, PodReport};
+use phalanx_coordinator::agents::{AgentInput, AgentServer, AgentServerParts, PodReport, TokenCheck};
 use phalanx_coordinator::metrics::Metrics;
+use phalanx_transport::endpoint::server_endpoint_for;
 use phalanx_transport::{
-    COORDINATOR_NAME, CertificateAuthority, ControlReader, ControlWriter, client_config, open_control,
-    server_endpoint,
+    COORDINATOR_NAME, CertificateAuthority, ControlReader, ControlWriter, PeerCertificate, client_config,
+    open_control,
 };
 use quinn::{ClientConfig, Connection, Endpoint};
 use tokio::sync::{mpsc, watch};
@@ -31,28 +32,37 @@ pub struct Server {
     pub authority: CertificateAuthority,
     pub metrics: Arc<Metrics>,
     pub inputs: mpsc::Receiver<AgentInput>,
-    _term: watch::Sender<Term>,
+    /// The default one: it does not lead.
+    pub term: watch::Sender<Term>,
 }
 
 pub const TERM: Term = Term { counter: 1, incarnation: 1 };
 
 impl Server {
     pub fn start() -> Self {
+        Self::start_as(TERM, &CertificateAuthority::create().unwrap(), None)
+    }
+
+    /// One of several of one authority, with this term; with a check of tokens for agents without a certificate.
+    pub fn start_as(term: Term, authority: &CertificateAuthority, tokens: Option<TokenCheck>) -> Self {
         super::log();
-        let authority = CertificateAuthority::create().unwrap();
-        let identity = authority.issue_coordinator(&[], &[]).unwrap();
+        let (certificate, key) = (authority.certificate_pem(), authority.key_pem());
+        let authority = CertificateAuthority::from_pem(certificate, &key).unwrap();
+        let identity = authority.issue_kubernetes_coordinator(Duration::from_secs(3600)).unwrap();
         let anchor = authority.trust_anchor();
-        let (endpoint, _) = server_endpoint("127.0.0.1:0".parse().unwrap(), &identity, &anchor).unwrap();
+        let peers = if tokens.is_some() { PeerCertificate::Optional } else { PeerCertificate::Required };
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let (endpoint, _) = server_endpoint_for(listen, &identity, &anchor, peers).unwrap();
         let (driver, inputs) = mpsc::channel(INPUTS);
         let (pods, mut reports) = mpsc::channel::<PodReport>(16);
         tokio::spawn(async move { while reports.recv().await.is_some() {} });
-        let (term, told) = watch::channel(TERM);
+        let (term, told) = watch::channel(term);
         let metrics = Arc::new(Metrics::default());
         let cluster = ClusterId::from("load");
         let parts = AgentServerParts { cluster, term: told, driver, pods, metrics: Arc::clone(&metrics) };
-        let server = AgentServer::start(endpoint, parts);
+        let server = AgentServer::start_with(endpoint, parts, tokens);
         let address = server.address().unwrap();
-        Self { server, address, authority, metrics, inputs, _term: term }
+        Self { server, address, authority, metrics, inputs, term }
     }
 
     /// Settings of a node's agent.
