@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use phalanx_common::ids::{NodeName, Term};
+use phalanx_common::ids::{ClusterId, NodeName, Term};
 use phalanx_core::Core;
 use phalanx_core::event::Event;
 use phalanx_kubernetes::client::ClientError;
@@ -25,7 +25,7 @@ use tokio::task::{JoinHandle, JoinSet};
 pub use self::endpoints::{Endpoints, EndpointsError};
 use crate::admin::{self, AdminParts, Bounded};
 use crate::agents::authority::KubernetesAuthorityError;
-use crate::agents::{AgentServer, AgentServerParts, PodReport};
+use crate::agents::{AgentInput, AgentServer, AgentServerParts, PodReport};
 use crate::api::embedded::{EmbeddedApi, OpenError};
 use crate::api::{Api, ApiError};
 use crate::clock::Clock;
@@ -268,14 +268,7 @@ impl Coordinator {
         let overtaken = driver.overtaken();
         let driver = tokio::spawn(run(driver, inputs));
         ready.store(true, Ordering::Release);
-        let parts = AgentServerParts {
-            cluster: api.cluster_id(),
-            term: term_told,
-            driver: senders.agents,
-            pods,
-            metrics: Arc::clone(&metrics),
-        };
-        let agents = AgentServer::start(quic, parts);
+        let agents = let_in(quic, api.cluster_id(), term_told, senders.agents, pods, &metrics);
         let quic = agents.address().unwrap_or(config.listen);
         let endpoints = Endpoints::write(&config.state_dir, admin_address, quic)?;
         tracing::info!(admin = %admin_address, %quic, recording = %recording.display(), "the coordinator is ready");
@@ -330,6 +323,19 @@ impl Coordinator {
         }
         clean
     }
+}
+
+/// Lets agents in.
+fn let_in(
+    quic: Endpoint,
+    cluster: ClusterId,
+    term: watch::Receiver<Term>,
+    driver: mpsc::Sender<AgentInput>,
+    pods: mpsc::Sender<PodReport>,
+    metrics: &Arc<Metrics>,
+) -> AgentServer {
+    let metrics = Arc::clone(metrics);
+    AgentServer::start(quic, AgentServerParts { cluster, term, driver, pods, metrics })
 }
 
 /// The loop, as its own task. A crash in it ends the process, see `failed`.
