@@ -1,0 +1,151 @@
+//! Creating, watching and removing pods, in plain requests: what is measured must not be the bench.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use http::Request;
+use kube::Client;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::runtime::watcher::{self, Event};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::Failure;
+use crate::loads::NAMESPACE;
+
+/// Requests in flight at once, for creates and for the bare loop's Bindings.
+pub const AT_ONCE: usize = 16;
+/// Nobody is waited for longer.
+pub const LIMIT: Duration = Duration::from_secs(300);
+const POLL: Duration = Duration::from_millis(50);
+
+/// Sends one object to a path.
+pub async fn post(client: &Client, path: &str, object: &Value) -> Result<Value, Failure> {
+    let request = Request::post(path).header("content-type", "application/json");
+    Ok(client.request(request.body(serde_json::to_vec(object)?)?).await?)
+}
+
+/// Creates objects of one kind. Gives each one's name on, as it is there.
+pub async fn create(
+    client: &Client,
+    path: &str,
+    objects: Vec<Value>,
+    created: Option<mpsc::UnboundedSender<String>>,
+) -> Result<(), Failure> {
+    let work = objects.into_iter().map(|object| {
+        let created = created.clone();
+        async move {
+            post(client, path, &object).await?;
+            if let (Some(created), Some(name)) = (created, object["metadata"]["name"].as_str()) {
+                // Nobody listens where the bare loop has failed: it says why itself.
+                let _ = created.send(name.to_owned());
+            }
+            Ok::<_, Failure>(())
+        }
+    });
+    stream::iter(work).buffer_unordered(AT_ONCE).try_collect().await
+}
+
+/// Binds a pod.
+pub async fn bind(client: &Client, pod: &str, node: &str) -> Result<(), Failure> {
+    let binding = json!({
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": { "name": pod, "namespace": NAMESPACE },
+        "target": { "apiVersion": "v1", "kind": "Node", "name": node },
+    });
+    post(client, &format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/binding"), &binding).await?;
+    Ok(())
+}
+
+/// Paths of what is created.
+pub fn pods_path() -> String {
+    format!("/api/v1/namespaces/{NAMESPACE}/pods")
+}
+
+/// The same of PodGroups.
+pub fn groups_path() -> String {
+    format!("/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups")
+}
+
+/// One watch that tells when how many pods are bound.
+pub struct Bound {
+    times: mpsc::UnboundedReceiver<(String, String, Instant)>,
+    task: JoinHandle<()>,
+    nodes: BTreeMap<String, String>,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Bound {
+    /// Begins to watch.
+    pub fn watch(client: &Client) -> Self {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Pod"));
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &resource);
+        let (sender, times) = mpsc::unbounded_channel();
+        let task = tokio::spawn(async move {
+            let mut events = watcher::watcher(api, watcher::Config::default()).boxed();
+            while let Some(event) = events.next().await {
+                let Ok(Event::Apply(pod) | Event::InitApply(pod)) = event else { continue };
+                if let (Some(node), Some(name)) = (pod.data["spec"]["nodeName"].as_str(), pod.metadata.name)
+                    && sender.send((name, node.to_owned(), Instant::now())).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        Self { times, task, nodes: BTreeMap::new() }
+    }
+
+    /// Waits until so many are bound; when the last one was.
+    pub async fn wait(&mut self, count: usize) -> Result<Instant, Failure> {
+        let mut last = Instant::now();
+        while self.nodes.len() < count {
+            let next = tokio::time::timeout(LIMIT, self.times.recv()).await;
+            let Ok(Some((name, node, time))) = next else {
+                return Err(format!(
+                    "{} of {count} pods are bound after {} s",
+                    self.nodes.len(),
+                    LIMIT.as_secs()
+                )
+                .into());
+            };
+            self.nodes.insert(name, node);
+            last = time;
+        }
+        Ok(last)
+    }
+
+    /// Where each pod is.
+    pub const fn nodes(&self) -> &BTreeMap<String, String> {
+        &self.nodes
+    }
+}
+
+/// Removes every pod and PodGroup, and waits until they are gone.
+pub async fn remove_all(client: &Client) -> Result<(), Failure> {
+    let grace = DeleteParams::default().grace_period(0);
+    for (group, version, kind) in [("scheduling.volcano.sh", "v1beta1", "PodGroup"), ("", "v1", "Pod")] {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &resource);
+        let began = Instant::now();
+        loop {
+            api.delete_collection(&grace, &ListParams::default()).await?;
+            if api.list_metadata(&ListParams::default().limit(1)).await?.items.is_empty() {
+                break;
+            }
+            if began.elapsed() > LIMIT {
+                return Err(format!("some objects of kind {kind} cannot be removed").into());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+    Ok(())
+}
