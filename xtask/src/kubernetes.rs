@@ -28,7 +28,7 @@ pub(crate) fn test(arguments: &[&str]) -> Result<()> {
     let chosen = Chosen::read("test", arguments, &[])?;
     // As a step of its own: what fails here is not a failed test.
     ensure(chosen.version, &Tool::SERVERS)?;
-    let mut command = cargo(&["test"])?;
+    let mut command = cargo(&["test", "--no-fail-fast"])?;
     command.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
     command.args(TESTS.iter().flat_map(|test| ["--test", test]));
     step("the tests", command.env(Version::VARIABLE, chosen.version.name()))
