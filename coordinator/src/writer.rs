@@ -75,15 +75,15 @@ impl Limits {
     }
 }
 
-/// Makes one worker's view of the API.
-#[derive(Clone, Debug)]
+/// What does a write.
+#[derive(Debug)]
 struct Worker<A> {
     api: A,
     incarnation: u64,
     outcomes: mpsc::Sender<Event>,
     metrics: Arc<Metrics>,
     clock: Clock,
-    limits: Arc<Limits>,
+    limits: Limits,
 }
 
 /// The queue to the workers, and their end.
@@ -117,13 +117,13 @@ pub fn start_with<A: Api>(
     clock: Clock,
 ) -> Writer {
     let (queue, actions) = mpsc::channel::<Action>(QUEUE_ACTIONS);
-    let worker = Worker { api, incarnation, outcomes, metrics, clock, limits: Arc::new(limits) };
-    let done = tokio::spawn(work(worker, actions));
+    let worker = Worker { api, incarnation, outcomes, metrics, clock, limits };
+    let done = tokio::spawn(work(Arc::new(worker), actions));
     Writer { queue, done }
 }
 
 /// Does writes until the queue ends and all in it is done.
-async fn work<A: Api>(worker: Worker<A>, mut actions: mpsc::Receiver<Action>) {
+async fn work<A: Api>(worker: Arc<Worker<A>>, mut actions: mpsc::Receiver<Action>) {
     let mut pool = Pool::new(worker.limits.pods, worker.limits.groups);
     let mut running = JoinSet::new();
     let mut subjects = HashMap::new();
@@ -151,7 +151,7 @@ async fn work<A: Api>(worker: Worker<A>, mut actions: mpsc::Receiver<Action>) {
             }
         }
         while let Some((subject, action)) = pool.next() {
-            let worker = worker.clone();
+            let worker = Arc::clone(&worker);
             let task = running.spawn(async move { worker.execute(action).await });
             subjects.insert(task.id(), subject);
         }

@@ -568,6 +568,13 @@ async fn writer_rate(bench: &mut Bench, pods: &[Pod]) -> f64 {
     rate
 }
 
+/// Time of the processor that this process has used.
+fn processor_ms() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap() * 10).sum()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement: cargo test --release -p phalanx-coordinator --test kubernetes_write -- --ignored --nocapture"]
 async fn the_writer_binds_as_fast_as_a_bare_loop() {
@@ -582,12 +589,15 @@ async fn the_writer_binds_as_fast_as_a_bare_loop() {
         // The mirror has all of them, and nothing else is under way.
         let seen = futures::stream::iter(&names).map(|name| bench.key(Kind::Pod, name));
         seen.for_each_concurrent(16, async |key| bench.seen(&key).await).await;
+        let cpu = processor_ms();
         let rate = if round % 2 == 0 {
             bare_rate(&bench, &pods).await
         } else {
             writer_rate(&mut bench, &pods).await
         };
-        println!("{} {rate:.0} Bindings a second", if round % 2 == 0 { "bare loop" } else { "writer   " });
+        let side = if round % 2 == 0 { "bare loop" } else { "writer   " };
+        let cpu = (processor_ms() - cpu) * 1000 / PODS as u64;
+        println!("{side} {rate:.0} Bindings a second, {cpu} us of the processor for each");
         ratios.push(rate);
     }
     let median = |mut rates: Vec<f64>| {
