@@ -45,7 +45,9 @@ fn requirements(selector: &Value) -> Result<Vec<LabelRequirement>, String> {
         let known = LabelOperator::ALL.into_iter().find(|known| known.as_str() == &*operator);
         let known = known.filter(|known| !matches!(known, LabelOperator::Gt | LabelOperator::Lt));
         let operator = known.ok_or_else(|| {
-            format!("matchExpressions.operator: must be In, NotIn, Exists or DoesNotExist, found {operator:?}")
+            format!(
+                "matchExpressions.operator: must be In, NotIn, Exists or DoesNotExist, found {operator:?}"
+            )
         })?;
         let values = rule.get("values").and_then(Value::as_array).into_iter().flatten();
         requirements.push(LabelRequirement {
