@@ -313,8 +313,8 @@ fn case_116_a_stored_object_that_is_wrong_is_left_out_with_a_warning() {
         ),
         (
             Kind::PriorityClass,
-            json!({ "value": 2147483647 }),
-            "PriorityClass x: spec.value: must be between -2147483648 and 1000000000, found 2147483647; the object is left out",
+            json!({ "value": 2147483648_i64 }),
+            "PriorityClass x: spec.value: must be between -2147483648 and 2147483647, found 2147483648; the object is left out",
         ),
         (
             Kind::Node,
