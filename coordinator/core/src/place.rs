@@ -111,6 +111,8 @@ struct Search<'a> {
     suited: Option<Arc<Suited>>,
     /// A node against which no more speaks than this is as good as any.
     least: Dislike,
+    /// Nodes that were looked at and not taken.
+    in_vain: usize,
     best: Option<(Rank, u64)>,
 }
 
@@ -177,23 +179,25 @@ impl Search<'_> {
 
     /// The best-liked of nodes that are alike otherwise; of several the first. One as good as any
     /// ends the search.
-    fn first_suitable(&self, nodes: &BTreeSet<NodeIndex>) -> Option<(NodeIndex, Dislike)> {
+    fn first_suitable(&mut self, nodes: &BTreeSet<NodeIndex>) -> Option<(NodeIndex, Dislike)> {
         let mut best: Option<(NodeIndex, Dislike)> = None;
         for index in nodes {
             if self.suited.as_ref().is_some_and(|suited| !suited.holds(*index)) {
                 continue;
             }
+            if self.overlay.changed.contains_key(index) || self.overlay.excluded.contains(index) {
+                continue;
+            }
             let node = self.cluster.node(*index);
-            let is_suitable = !self.overlay.changed.contains_key(index)
-                && !self.overlay.excluded.contains(index)
-                && predicates::check(node, self.need, &node.used).is_ok();
-            if !is_suitable {
+            if predicates::check(node, self.need, &node.used).is_err() {
+                self.in_vain += 1;
                 continue;
             }
             let dislike = predicates::dislike(node, self.need);
             if dislike <= self.least {
                 return Some((*index, dislike));
             }
+            self.in_vain += 1;
             if best.is_none_or(|(_, known)| dislike < known) {
                 best = Some((*index, dislike));
             }
@@ -250,7 +254,7 @@ fn choose(
 ) -> Option<(NodeIndex, u64)> {
     let suited = overlay.kinds.suited(cluster, need);
     let least = suited.as_ref().map_or(NONE, |suited| suited.least);
-    let mut search = Search { cluster, overlay, need, models, suited, least, best: None };
+    let mut search = Search { cluster, overlay, need, models, suited, least, in_vain: 0, best: None };
     search.search_changed();
     for (class, index) in cluster.classes() {
         if need.gpus == 0 {
@@ -262,7 +266,9 @@ fn choose(
     if need.visits_cordoned() {
         search.search_cordoned();
     }
-    search.best.map(|(rank, mask)| (rank.node, mask))
+    let (best, in_vain) = (search.best, search.in_vain);
+    overlay.kinds.note(need, in_vain);
+    best.map(|(rank, mask)| (rank.node, mask))
 }
 
 impl Overlay {

@@ -10,6 +10,10 @@ use crate::predicates::{self, Dislike};
 /// Kinds of pods of one plan that are remembered.
 const MOST_KINDS: usize = 16;
 
+/// Nodes that were looked at in vain for pods of one kind, before it is found out once for all of them. It changes no
+/// plan, only how long one takes; builds for tests do it with few nodes.
+const ENOUGH: usize = if cfg!(debug_assertions) { 2 } else { 256 };
+
 /// What is known of one kind of pods.
 #[derive(Debug)]
 pub(super) struct Suited {
@@ -39,23 +43,36 @@ impl Suited {
     }
 }
 
-/// Kinds of pods that a plan has met.
+/// Kinds of pods of a plan for which nodes were looked at in vain.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kinds {
-    /// Where a kind was met once only, nothing is found out: a single pod looks for itself.
-    met: Vec<(Arc<PodNeed>, Option<Arc<Suited>>)>,
+    known: Vec<Kind>,
+}
+
+#[derive(Clone, Debug)]
+struct Kind {
+    need: Arc<PodNeed>,
+    in_vain: usize,
+    suited: Option<Arc<Suited>>,
 }
 
 impl Kinds {
-    /// What is known of a kind, from the second pod on.
+    fn find(&mut self, need: &Arc<PodNeed>) -> Option<&mut Kind> {
+        self.known.iter_mut().find(|kind| Arc::ptr_eq(&kind.need, need) || kind.need == *need)
+    }
+
+    /// Where a kind's constraints allow it, once that is worth finding out.
     pub(super) fn suited(&mut self, cluster: &Cluster, need: &Arc<PodNeed>) -> Option<Arc<Suited>> {
-        let is_same = |known: &Arc<PodNeed>| Arc::ptr_eq(known, need) || known == need;
-        if let Some((_, suited)) = self.met.iter_mut().find(|(known, _)| is_same(known)) {
-            return Some(suited.get_or_insert_with(|| Arc::new(Suited::new(cluster, need))).clone());
+        let kind = self.find(need).filter(|kind| kind.in_vain >= ENOUGH)?;
+        Some(kind.suited.get_or_insert_with(|| Arc::new(Suited::new(cluster, need))).clone())
+    }
+
+    /// For a pod of this kind so many nodes were looked at in vain.
+    pub(super) fn note(&mut self, need: &Arc<PodNeed>, in_vain: usize) {
+        if let Some(kind) = self.find(need) {
+            kind.in_vain = kind.in_vain.saturating_add(in_vain);
+        } else if in_vain > 0 && self.known.len() < MOST_KINDS {
+            self.known.push(Kind { need: need.clone(), in_vain, suited: None });
         }
-        if self.met.len() < MOST_KINDS {
-            self.met.push((need.clone(), None));
-        }
-        None
     }
 }
