@@ -54,7 +54,7 @@ fn pod(gpus: u64) -> Event {
         request: PodRequest { containers: vec![container], overhead: Resources::new() },
         node_selector: BTreeMap::new(),
         group_uid: Default::default(),
-constraints: Default::default(),
+        constraints: Default::default(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,

@@ -52,7 +52,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> Event {
         request: PodRequest { containers: vec![container], overhead: Resources::new() },
         node_selector: BTreeMap::new(),
         group_uid: Default::default(),
-constraints: Default::default(),
+        constraints: Default::default(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,

@@ -311,7 +311,7 @@ impl World {
             request: PodRequest { containers: vec![container], overhead: Resources::new() },
             node_selector: BTreeMap::new(),
             group_uid: Default::default(),
-constraints: Default::default(),
+            constraints: Default::default(),
             blockers: Vec::new(),
             run_for: Some(Millis(LIFE_MS)),
             resource_version: 1,
