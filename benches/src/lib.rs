@@ -97,7 +97,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> PodSpec {
         request: pod_request(gpus),
         node_selector: Default::default(),
         group_uid: Default::default(),
-constraints: Default::default(),
+        constraints: Default::default(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,
