@@ -167,7 +167,7 @@ impl Default for Metrics {
 }
 
 /// Names of the events.
-const EVENTS: [&str; 22] = [
+const EVENTS: [&str; 23] = [
     "Started",
     "TermRaised",
     "QueueApplied",
@@ -181,6 +181,7 @@ const EVENTS: [&str; 22] = [
     "PodApplied",
     "PodDeleted",
     "OtherPodApplied",
+    "LonePodApplied",
     "BudgetApplied",
     "BudgetDeleted",
     "PlanFound",
@@ -320,6 +321,7 @@ pub const fn event_name(event: &Event) -> &'static str {
         Event::PodApplied(_) => "PodApplied",
         Event::PodDeleted(_) => "PodDeleted",
         Event::OtherPodApplied(_) => "OtherPodApplied",
+        Event::LonePodApplied { .. } => "LonePodApplied",
         Event::BudgetApplied(_) => "BudgetApplied",
         Event::BudgetDeleted(_) => "BudgetDeleted",
         Event::PlanFound(_) => "PlanFound",
