@@ -140,9 +140,8 @@ impl ClusterClient {
         if status.is_success() {
             return Ok(text);
         }
-        let told = |_| ();
-        if let Some(error) = serde_json::from_str::<LeaderError>(&text).map_err(told).ok() {
-            return Err(Failure::new(error.error));
+        if let Ok(leader) = serde_json::from_str::<LeaderError>(&text) {
+            return Err(Failure::new(leader.error));
         }
         let said: Status = serde_json::from_str(&text).unwrap_or_default();
         let message = if said.kind == "Status" { said.message } else { text };

@@ -1,5 +1,7 @@
 //! `batch.volcano.sh/v1alpha1`: Job, which kubectl knows as vcjob.
 
+#![allow(clippy::duplicated_attributes, reason = "two printer columns may have the same type")]
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -1,5 +1,7 @@
 //! `phalanx.dev/v1alpha1`: GangPlan, which Phalanx writes for itself, and QueuePolicy, which completes a Queue.
 
+#![allow(clippy::duplicated_attributes, reason = "two printer columns may have the same type")]
+
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,7 @@
 //! `scheduling.volcano.sh/v1beta1`: Queue and PodGroup.
 
+#![allow(clippy::duplicated_attributes, reason = "two printer columns may have the same type")]
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
