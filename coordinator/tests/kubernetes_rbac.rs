@@ -131,8 +131,9 @@ fn rights_and_requests_are_compared_both_ways() {
     for other in
         [request("get", "secrets", "", "a", "ca", 200), request("get", "secrets", "", "own", "b", 200)]
     {
-        assert!(verbs(unused(&rights, &[other.clone()])).contains(&"get secrets".to_owned()));
-        assert_eq!(missing(&rights, &[other.clone()]), BTreeSet::from([other]));
+        let requests = std::slice::from_ref(&other);
+        assert!(verbs(unused(&rights, requests)).contains(&"get secrets".to_owned()));
+        assert_eq!(missing(&rights, requests), BTreeSet::from([other.clone()]));
     }
     // Neither is what was refused, whatever our rights say.
     let refused = request("create", "pods", "", "a", "p", 403);
