@@ -2,6 +2,7 @@
 //! node profiles as processes; hollow nodes; and the stand-in for kubelets. What a dev cluster, tests and benches start.
 
 mod agents;
+mod relay;
 mod replicas;
 
 use std::net::{IpAddr, UdpSocket};
@@ -42,6 +43,8 @@ pub struct InstallationOptions {
     pub coordinator_flags: Vec<String>,
     /// Variables in its environment.
     pub coordinator_environment: Vec<(String, String)>,
+    /// Each replica has a network of its own, for [`Replica::cut_off`].
+    pub can_be_cut_off: bool,
     /// The program `phalanx-agent`; needed where there are nodes with a profile.
     pub agent: PathBuf,
     /// Nodes with a profile.
@@ -72,6 +75,7 @@ impl InstallationOptions {
             .map(str::to_owned)
             .to_vec(),
             coordinator_environment: Vec::new(),
+            can_be_cut_off: false,
             agent,
             agents: Vec::new(),
             hollow: 0,

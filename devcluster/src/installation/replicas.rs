@@ -1,7 +1,8 @@
 //! Replicas of the coordinator.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -11,6 +12,7 @@ use phalanx_common::ids::NodeName;
 use rustix::process::Signal;
 use serde_json::json;
 
+use super::relay::Relay;
 use super::{COORDINATOR_NAME, InstallationError, InstallationOptions, own_address};
 use crate::error::Error;
 use crate::hollow::{HollowError, NAMESPACE, NodeShape, POD_ADDRESS, node_object};
@@ -35,6 +37,7 @@ pub struct Replica {
     folder: PathBuf,
     listen: SocketAddr,
     admin: SocketAddr,
+    relay: Option<Relay>,
     process: Option<Server>,
 }
 
@@ -48,7 +51,7 @@ impl Replica {
     /// Where agents dial.
     #[must_use]
     pub fn listen(&self) -> SocketAddr {
-        self.listen
+        self.relay.as_ref().map_or(self.listen, Relay::agents)
     }
 
     /// Its admin interface.
@@ -114,6 +117,31 @@ impl Replica {
         }
     }
 
+    /// True while it stands still, after SIGSTOP.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        let stat = |process: &Server| std::fs::read_to_string(format!("/proc/{}/stat", process.id())).ok();
+        // The state follows the name, which stands in brackets.
+        self.process.as_ref().and_then(stat).is_some_and(|stat| {
+            stat.rsplit_once(')').is_some_and(|(_, after)| after.trim_start().starts_with('T'))
+        })
+    }
+
+    /// Cuts it off from the API server and from all agents, or ends that. Its admin interface stays where it is. Only
+    /// with [`InstallationOptions::can_be_cut_off`].
+    pub fn cut_off(&self, is_cut: bool) {
+        if let Some(relay) = &self.relay {
+            relay.cut(is_cut);
+        }
+    }
+
+    /// SIGTERM. It ends by itself.
+    pub fn ask_to_end(&self) {
+        if let Some(process) = &self.process {
+            process.signal(Signal::TERM);
+        }
+    }
+
     /// SIGTERM, and the end: by itself, or after 15 s by force.
     pub async fn terminate(&mut self) {
         if let Some(process) = &mut self.process {
@@ -164,6 +192,11 @@ pub(super) async fn start_all(
         let name = format!("{COORDINATOR_NAME}-{number}");
         create(Api::<Pod>::namespaced(client.clone(), NAMESPACE), pod(&name, address), &name).await?;
         let listen = free_udp()?;
+        let relay = if options.can_be_cut_off { Some(start_relay(servers, listen).await?) } else { None };
+        let kubeconfig = match &relay {
+            Some(relay) => relayed(servers, &kubeconfig, relay, &name)?,
+            None => kubeconfig.clone(),
+        };
         let admin = free_tcp(address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)))?;
         let mut arguments = vec![
             "run".to_owned(),
@@ -180,11 +213,27 @@ pub(super) async fn start_all(
         environment.extend(options.coordinator_environment.iter().cloned());
         let (program, folder) = (options.coordinator.clone(), servers.folder().to_owned());
         let mut replica =
-            Replica { name, program, arguments, environment, folder, listen, admin, process: None };
+            Replica { name, program, arguments, environment, folder, listen, admin, relay, process: None };
         replica.start()?;
         replicas.push(replica);
     }
     Ok(replicas)
+}
+
+async fn start_relay(servers: &Servers, replica: SocketAddr) -> Result<Relay, Error> {
+    let name = || format!("the network of a replica at {}", servers.url());
+    let address = servers.url().trim_start_matches("https://").parse();
+    let address = address.map_err(|error| Error::Start { name: name(), source: io::Error::other(error) })?;
+    Relay::start(replica, address).await.map_err(|source| Error::Start { name: name(), source })
+}
+
+/// A kubeconfig that takes the replica's own way.
+fn relayed(servers: &Servers, kubeconfig: &Path, relay: &Relay, name: &str) -> Result<PathBuf, Error> {
+    let text = std::fs::read_to_string(kubeconfig).map_err(Error::file(kubeconfig))?;
+    let path = servers.folder().join(format!("{name}.kubeconfig"));
+    let url = format!("https://{}", relay.api_server());
+    std::fs::write(&path, text.replace(servers.url(), &url)).map_err(Error::file(&path))?;
+    Ok(path)
 }
 
 fn pod(name: &str, address: Option<IpAddr>) -> serde_json::Value {
