@@ -188,15 +188,15 @@ spec:
   nodeSelector: {there-is: none}
   containers: [{name: c, image: i, resources: {limits: {nvidia.com/gpu: 1}}}]
 ---
+apiVersion: scheduling.volcano.sh/v1beta1
+kind: PodGroup
+metadata: {name: planned, namespace: rights}
+---
 # A plan that is nobody's: it is written over.
 apiVersion: phalanx.dev/v1alpha1
 kind: GangPlan
 metadata: {name: planned, namespace: rights}
 spec: {}
----
-apiVersion: scheduling.volcano.sh/v1beta1
-kind: PodGroup
-metadata: {name: planned, namespace: rights}
 ---
 apiVersion: v1
 kind: Pod
