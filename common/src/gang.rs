@@ -135,6 +135,23 @@ pub struct GangSpec {
     pub shown: Option<ShownGang>,
 }
 
+/// How the UID of a gang begins that has no PodGroup: it is one pod's. No object's UID has a slash.
+const LONE_POD: &str = "pod/";
+
+impl GangSpec {
+    /// UID of the gang of a pod that names no PodGroup, until there is one for it.
+    #[must_use]
+    pub fn lone_pod_uid(pod: &PodUid) -> Arc<str> {
+        Arc::from(format!("{LONE_POD}{pod}"))
+    }
+
+    /// True for the gang of a pod that names no PodGroup: there is no object whose status could be written.
+    #[must_use]
+    pub fn is_lone_pod(&self) -> bool {
+        self.uid.starts_with(LONE_POD)
+    }
+}
+
 /// The status of a PodGroup as the API shows it, cut down to what is compared with what was decided.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShownGang {

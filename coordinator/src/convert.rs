@@ -25,6 +25,7 @@ use crate::manifest::reader::{Cursor, Sink};
 use crate::manifest::tree::Node;
 
 mod budget;
+mod lone;
 mod other;
 pub mod plan;
 mod reading;
@@ -181,7 +182,9 @@ fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink) -> GangSpec {
 }
 
 fn pod_event(reading: &Reading, object: &Object) -> Converted {
-    let Some(group) = object.annotation(GROUP_NAME).filter(|_| reading.is_ours(object)) else {
+    let own_group = lone::gang_name(reading, object);
+    let named = object.annotation(GROUP_NAME).filter(|_| reading.is_ours(object));
+    let Some(group) = named.or(own_group.as_deref()) else {
         return Converted { event: other::other_pod(object), warnings: Vec::new() };
     };
     let tree = tree_of_spec(object);
@@ -220,14 +223,21 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
         term: object.annotation(TERM).map_or(0, term_counter),
         group_uid: Arc::from(object.annotation(POD_GROUP_UID).unwrap_or_default()),
     };
-    Converted { event: Some(Event::PodApplied(Box::new(spec))), warnings }
+    let event = match named {
+        Some(_) => Event::PodApplied(Box::new(spec)),
+        None => {
+            let gang = lone::gang_of(object, &spec, pod.priority_class.as_deref());
+            Event::LonePodApplied { gang: Box::new(gang), pod: Box::new(spec) }
+        }
+    };
+    Converted { event: Some(event), warnings }
 }
 
 /// A pod as the core knows it; `None` where it is not ours, or has no PodGroup yet.
 #[must_use]
 pub fn pod_of_object(reading: &Reading, object: &Object) -> Option<Box<PodSpec>> {
     match pod_event(reading, object).event {
-        Some(Event::PodApplied(pod)) => Some(pod),
+        Some(Event::PodApplied(pod) | Event::LonePodApplied { pod, .. }) => Some(pod),
         _ => None,
     }
 }

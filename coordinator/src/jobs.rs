@@ -8,8 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 
+use crate::api::store::node_name;
 use crate::api::{Change, ChangeBody, ControllerRef, Kind, Mutation, Object, ObjectKey};
 use crate::convert::Reading;
 use crate::manifest::names::GROUP_NAME;
@@ -21,6 +22,15 @@ mod status;
 use self::owners::Owners;
 pub use self::owners::{TopOwner, UnknownOwner};
 pub use expand::pod_group_name;
+pub(crate) use expand::{made_group_name, queue_of_pod};
+
+/// Age at which a pod that waits gets a PodGroup, which says why it waits.
+const LONE_WAITING: Millis = Millis(5_000);
+/// Age at which one that is bound gets one.
+const LONE_BOUND: Millis = Millis(15_000);
+/// PodGroups made for lone pods in one look, and the pause before the next.
+const LONE_AT_A_TIME: usize = 8;
+const LONE_PAUSE: Millis = Millis(200);
 
 /// What is to be written.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,6 +47,8 @@ pub struct Jobs {
     objects: BTreeMap<ObjectKey, Arc<Object>>,
     pods_of_job: BTreeMap<String, BTreeSet<ObjectKey>>,
     owners: Owners,
+    /// Lone pods whose PodGroup is not made yet, by when it is.
+    later: BTreeSet<(Time, ObjectKey)>,
     dirty: BTreeSet<ObjectKey>,
     reading: Reading,
 }
@@ -109,6 +121,7 @@ impl Jobs {
             ("objects", self.objects.len()),
             ("pods_of_jobs", self.pods_of_job.len()),
             ("owners_of_pods", self.owners.kept()),
+            ("lone_pods", self.later.len()),
             ("to_look_at", self.dirty.len()),
         ]
     }
@@ -149,6 +162,10 @@ impl Jobs {
 
     /// The same, apart for each object that asks for it, in the order in which they arrived.
     pub fn writes_by_object(&mut self, now: Time) -> Vec<(ObjectKey, Writes)> {
+        while self.next_due().is_some_and(|due| due <= now) {
+            self.dirty.extend(self.later.pop_first().map(|(_, key)| key));
+        }
+        let mut lone_left = LONE_AT_A_TIME;
         let dirty = std::mem::take(&mut self.dirty).into_iter();
         let mut dirty: Vec<(ObjectKey, Arc<Object>)> =
             dirty.filter_map(|key| Some((key.clone(), Arc::clone(self.objects.get(&key)?)))).collect();
@@ -162,7 +179,7 @@ impl Jobs {
             let mut writes = Writes::default();
             match key.kind {
                 Kind::Job => self.job_writes(&object, now, &mut writes),
-                Kind::Pod => self.pod_writes(&key, &object, &mut writes),
+                Kind::Pod => self.pod_writes(&key, &object, now, &mut lone_left, &mut writes),
                 Kind::PodGroup => self.group_writes(&object, &mut writes),
                 _ => {}
             }
@@ -180,9 +197,32 @@ impl Jobs {
         expand::job(job, self.objects.get(&group).map(|group| &**group), &pods, now, writes);
     }
 
-    fn pod_writes(&mut self, key: &ObjectKey, pod: &Object, writes: &mut Writes) {
+    /// When something is to be written although nothing changes.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Time> {
+        self.later.first().map(|(due, _)| *due)
+    }
+
+    fn pod_writes(
+        &mut self,
+        key: &ObjectKey,
+        pod: &Object,
+        now: Time,
+        lone_left: &mut usize,
+        writes: &mut Writes,
+    ) {
         if !is_bare(&self.reading, pod) {
             return;
+        }
+        if self.reading.has_lone_pods() && pod.metadata.controller.is_none() {
+            // It is placed without a PodGroup, and an object for each would cost more than the placement.
+            let wait = if node_name(pod).is_some() { LONE_BOUND } else { LONE_WAITING };
+            let due = pod.metadata.creation + wait;
+            if now < due || *lone_left == 0 {
+                self.later.insert((due.max(now + LONE_PAUSE), key.clone()));
+                return;
+            }
+            *lone_left -= 1;
         }
         let top = match &pod.metadata.controller {
             Some(controller) => match self.owners.of_pod(key, controller) {

@@ -211,6 +211,10 @@ impl Core {
                 self.heed_pod(&pod, actions);
                 self.apply_pod(*pod);
             }
+            Event::LonePodApplied { gang, pod } => {
+                self.heed_pod(&pod, actions);
+                self.apply_lone_pod(*gang, *pod);
+            }
             Event::PodDeleted(uid) => self.delete_pod(&uid),
             Event::PlanFound(plan) if self.synced => self.plan_seen(plan, actions),
             Event::PlanFound(plan) => self.plans_found.push(plan),

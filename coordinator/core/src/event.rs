@@ -119,6 +119,13 @@ pub enum Event {
     GangDeleted(GangName),
     /// A pod is there, or changed.
     PodApplied(Box<PodSpec>),
+    /// A pod that names no PodGroup is there, or changed: a gang of its own until there is a PodGroup of that name.
+    LonePodApplied {
+        /// The gang; its UID is made from the pod's.
+        gang: Box<GangSpec>,
+        /// The pod.
+        pod: Box<PodSpec>,
+    },
     /// A pod is gone.
     PodDeleted(PodUid),
     /// A stored GangPlan: read at start, or written since, by us or late by a leader of an earlier term.

@@ -113,7 +113,7 @@ impl Core {
             if gang.spec == spec && !gang.deleted {
                 return;
             }
-            if gang.spec.uid == spec.uid || gang.deleted {
+            if gang.spec.uid == spec.uid || gang.deleted || gang.spec.is_lone_pod() {
                 let key = gang.key();
                 self.change_gang(key, spec);
                 return;
@@ -183,7 +183,8 @@ impl Core {
             self.touched_queues.extend([from, to]);
         }
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
-        let is_new_object = gang.spec.uid != spec.uid;
+        // The PodGroup that is made for a lone pod begins nothing anew.
+        let is_new_object = gang.spec.uid != spec.uid && !gang.spec.is_lone_pod();
         gang.min_amounts = min_amounts;
         gang.spec = spec;
         gang.deleted = false;
@@ -269,6 +270,15 @@ impl Core {
             self.note_binding(key, &uid);
             self.release_if_ended(key, &uid);
         }
+    }
+
+    /// A pod that names no PodGroup. Where one of its gang's name exists, that one says what the gang is.
+    pub(crate) fn apply_lone_pod(&mut self, gang: GangSpec, pod: PodSpec) {
+        let known = self.gangs.key(&gang.name).and_then(|key| self.gangs.gangs.get(&key));
+        if known.is_none_or(|known| known.spec.is_lone_pod() || known.is_made_up()) {
+            self.apply_gang(gang);
+        }
+        self.apply_pod(pod);
     }
 
     /// A pod as it was when it was read, or `None` where it was gone. The answer may be late: what is known since may be
@@ -358,6 +368,10 @@ impl Core {
             self.end_lease(lease);
         }
         self.unlink(uid, &gang);
+        let lone = self.gangs.key(&gang).and_then(|key| self.gangs.gangs.get(&key));
+        if lone.is_some_and(|lone| lone.spec.is_lone_pod()) {
+            self.delete_gang(&gang);
+        }
     }
 
     /// Its node may have its resources back. Where kubelets stop pods, one that is bound and being deleted still runs:

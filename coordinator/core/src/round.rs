@@ -94,7 +94,10 @@ impl Core {
         match round.step {
             Step::Reserving => {
                 let is_some = round.unconfirmed.len() < round.members.len();
-                if round.unconfirmed.is_empty() && planted::is(Bug::NoPlan) {
+                let no_plan =
+                    round.unconfirmed.is_empty() && (planted::is(Bug::NoPlan) || self.needs_no_plan(key));
+                let Some(round) = self.round_mut(key) else { return };
+                if no_plan {
                     self.set_step(key, Step::Committing);
                     self.arm(key, now);
                 } else if round.unconfirmed.is_empty() || planted::is(Bug::CommitHalfConfirmed) && is_some {
@@ -153,6 +156,7 @@ impl Core {
         let write = self.emit_pending(Command::WritePlan(Box::new(plan)), Pending::Plan(key), actions);
         if let Some(round) = self.round_mut(key) {
             round.plan_write = Some(write);
+            round.plan_stored = true;
             round.plan_retry_at = None;
         }
     }
@@ -185,12 +189,11 @@ impl Core {
         })
     }
 
-    /// The plan is durable: agents may write the leases to disk.
+    /// The plan is durable, where one is needed: agents may write the leases to disk.
     pub(crate) fn arm(&mut self, key: GangKey, now: Time) {
         let deadline = now + self.settings.confirm_timeout_ms;
         let Some(round) = self.round_mut(key) else { return };
         round.plan_write = None;
-        round.plan_stored = true;
         round.plan_failures = 0;
         round.deadline = deadline;
         let leases: Vec<LeaseId> = round.members.values().map(|member| member.lease).collect();
@@ -287,16 +290,21 @@ impl Core {
     fn complete_round(&mut self, key: GangKey, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let name = gang.spec.name.clone();
+        let is_cut_short = gang.phase.cut_short().is_some();
         let round = match &mut gang.phase {
             Phase::Running { round } | Phase::Degraded { round, .. } => round.take(),
             Phase::Placing(round) => Some(round.clone()),
             Phase::Queued | Phase::Admitted | Phase::Evicting { .. } | Phase::Finished => None,
         };
         let Some(round) = round else { return };
-        if self.is_satisfied(key) {
+        let had_plan = round.plan_stored || is_cut_short;
+        // Without a plan it was committed as a gang of one: whatever it needs since then joins it later.
+        if self.is_satisfied(key) || !had_plan {
             self.open_start_gate(key);
             self.set_phase(key, Phase::Running { round: None });
-            self.remove_plan(name, actions);
+            if had_plan {
+                self.remove_plan(name, actions);
+            }
         } else if self.has_started(key, &round) {
             // It was whole once: what joins it starts too, though some are missing for ever.
             self.open_start_gate(key);

@@ -57,7 +57,7 @@ impl Core {
     /// reason counts by its kind: its numbers change all the time and stand in `explain`.
     pub(crate) fn write_gang_status(&mut self, key: GangKey, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        if gang.deleted {
+        if gang.deleted || gang.spec.is_lone_pod() {
             return;
         }
         let tally = self.gangs.tally(&gang.spec.name);

@@ -52,6 +52,15 @@ impl Core {
         self.has_minimum(key, &[])
     }
 
+    /// True where one pod is all that the gang ever needs: then no half of it can be left that a later leader had to bring
+    /// to its end, and an armed lease says all that a plan would.
+    pub(crate) fn needs_no_plan(&self, key: GangKey) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        let Phase::Placing(round) = &gang.phase else { return false };
+        let minima = task_minima(&gang.spec);
+        round.members.len() == 1 && gang.spec.min_member <= 1 && minima.values().sum::<u32>() <= 1
+    }
+
     /// True where the gang would have its minimum with these pods bound as well.
     pub(crate) fn has_minimum(&self, key: GangKey, more: &[PodUid]) -> bool {
         let Some(gang) = self.gangs.gangs.get(&key) else { return false };

@@ -9,6 +9,7 @@ use crate::manifest::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
     schedulers: Arc<[Arc<str>]>,
+    lone_pods: bool,
 }
 
 impl Default for Reading {
@@ -22,7 +23,22 @@ impl Reading {
     /// Pods that name one of these schedulers are ours.
     #[must_use]
     pub fn new<S: AsRef<str>>(schedulers: impl IntoIterator<Item = S>) -> Self {
-        Self { schedulers: schedulers.into_iter().map(|name| Arc::from(name.as_ref())).collect() }
+        let schedulers = schedulers.into_iter().map(|name| Arc::from(name.as_ref())).collect();
+        Self { schedulers, lone_pods: false }
+    }
+
+    /// The same, where a pod that names no PodGroup, and that nothing looks after, is placed without one: the object
+    /// is made later, for people to look at.
+    #[must_use]
+    pub fn with_lone_pods(mut self) -> Self {
+        self.lone_pods = true;
+        self
+    }
+
+    /// True where lone pods are placed without a PodGroup.
+    #[must_use]
+    pub const fn has_lone_pods(&self) -> bool {
+        self.lone_pods
     }
 
     /// Names of the schedulers whose pods are ours.

@@ -327,12 +327,10 @@ fn made_group(pod: &Object, top: Option<&TopOwner>, name: &str, writes: &mut Wri
         group.metadata.annotations.insert(MIXED_GPU_MODELS.to_owned(), mixed.to_owned());
     }
     let minimum = top.map_or(1, |top| minimum_of(pod, top, writes));
-    let label = pod.metadata.labels.get(QUEUE_NAME_LABEL).map(String::as_str);
-    let queue = pod.annotation(QUEUE_NAME).or_else(|| pod.annotation(QUEUE_NAME_LABEL)).or(label);
     let of_top = top.and_then(|top| top.annotations.get(QUEUE_NAME)).map(String::as_str);
     let mut spec = Map::new();
     spec.insert("minMember".to_owned(), json!(minimum));
-    spec.insert("queue".to_owned(), json!(queue.or(of_top).unwrap_or(DEFAULT_QUEUE)));
+    spec.insert("queue".to_owned(), json!(named_queue(pod).or(of_top).unwrap_or(DEFAULT_QUEUE)));
     if let Some(class) = fields.priority_class {
         spec.insert("priorityClassName".to_owned(), json!(class));
     }
@@ -341,6 +339,16 @@ fn made_group(pod: &Object, top: Option<&TopOwner>, name: &str, writes: &mut Wri
     spec.insert("minResources".to_owned(), resources_to_json(&resources));
     group.spec = Value::Object(spec);
     group
+}
+
+fn named_queue(pod: &Object) -> Option<&str> {
+    let label = pod.metadata.labels.get(QUEUE_NAME_LABEL).map(String::as_str);
+    pod.annotation(QUEUE_NAME).or_else(|| pod.annotation(QUEUE_NAME_LABEL)).or(label)
+}
+
+/// Queue of a pod that names no PodGroup.
+pub fn queue_of_pod(pod: &Object) -> &str {
+    named_queue(pod).unwrap_or(DEFAULT_QUEUE)
 }
 
 /// The fewest pods that run together, as the owner's annotation says.

@@ -207,7 +207,8 @@ impl Service {
     /// When something is due next.
     fn next(&self) -> Option<Time> {
         let lookups = self.looked_up.values().flatten();
-        self.failures.values().map(|(_, due)| due).chain(lookups).min().copied()
+        let due = self.jobs.next_due();
+        self.failures.values().map(|(_, due)| due).chain(lookups).chain(&due).min().copied()
     }
 }
 

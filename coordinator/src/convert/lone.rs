@@ -1,0 +1,40 @@
+//! Pods that name no PodGroup: each is a gang of one from the moment it is seen, so that it need not wait for an object
+//! that would only say so.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_common::gang::{GangSpec, PodSpec};
+use phalanx_common::ids::QueueName;
+
+use super::Reading;
+use crate::api::Object;
+use crate::jobs::{is_bare, made_group_name, queue_of_pod};
+use crate::manifest::names::{MIXED_GPU_MODELS, parse_switch};
+
+/// Name of a lone pod's gang; `None` where the pod is none.
+pub(super) fn gang_name(reading: &Reading, pod: &Object) -> Option<String> {
+    let is_lone = reading.has_lone_pods()
+        && pod.metadata.controller.is_none()
+        && pod.metadata.owner.is_none()
+        && is_bare(reading, pod);
+    is_lone.then(|| made_group_name(pod, None))
+}
+
+/// Its gang, as its PodGroup will say it.
+pub(super) fn gang_of(object: &Object, pod: &PodSpec, priority_class: Option<&str>) -> GangSpec {
+    GangSpec {
+        name: pod.gang.clone(),
+        uid: GangSpec::lone_pod_uid(&pod.uid),
+        created: object.metadata.creation,
+        queue: QueueName::from(queue_of_pod(object)),
+        min_member: 1,
+        min_task_member: BTreeMap::new(),
+        min_resources: None,
+        priority_class: priority_class.map(Arc::from),
+        mixed_gpu_models: object
+            .annotation(MIXED_GPU_MODELS)
+            .is_some_and(|text| parse_switch(text) == Ok(true)),
+        shown: None,
+    }
+}

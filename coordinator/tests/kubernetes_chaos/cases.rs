@@ -1,0 +1,1 @@
+//! Cases of leaders that follow each other, and of pods that another scheduler binds in between.
