@@ -21,6 +21,9 @@ Usage: cargo xtask TASK
                      the round that failed
   chaos --measure [--rounds N]
                      how long a coordinator's death keeps a gang waiting
+  chaos --kubernetes [--rounds N] [--seed S]
+                     on a real API server: leaders that are killed, stopped, cut off and told to end at
+                     each phase of a gang of 64 pods, 20 rounds
   crds               write deploy/crds from the types in kubernetes/src/crds
   kube-binaries [--kubernetes VERSION] [--nodes]
                      build etcd, kube-apiserver and what else the tests start, once, into a cache outside
@@ -119,9 +122,14 @@ fn simulate(arguments: &[&str]) -> Result<()> {
 
 /// Runs one of the tests that are too long for every day, with what it is told.
 fn chaos(arguments: &[&str]) -> Result<()> {
-    let (test, settings) = chaos_settings(arguments)?;
+    let (chaos, settings) = chaos_settings(arguments)?;
+    let Chaos { package, file, test } = chaos;
+    if chaos == Chaos::KUBERNETES {
+        // As a step of its own: what fails here is not a failed round.
+        kubernetes::build(&[])?;
+    }
     let chosen = |more: &[&str]| -> Result<Command> {
-        let mut command = cargo(&["test", "--quiet", "--package", "phalanx-cli", "--test", "chaos", "--"])?;
+        let mut command = cargo(&["test", "--quiet", "--package", package, "--test", file, "--"])?;
         command.args(["--ignored", "--exact", test]).args(more);
         Ok(command)
     };
@@ -129,25 +137,44 @@ fn chaos(arguments: &[&str]) -> Result<()> {
     let list = chosen(&["--list"])?.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     let found = String::from_utf8_lossy(&list.stdout).lines().any(|line| line == format!("{test}: test"));
     if !list.status.success() || !found {
-        bail!("chaos: there is no test {test} in cli/tests/chaos ({})", list.status);
+        bail!("chaos: there is no test {test} in the tests {file} of {package} ({})", list.status);
     }
     step("chaos", chosen(&["--nocapture"])?.envs(settings))
 }
 
+/// One of the long tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Chaos {
+    package: &'static str,
+    file: &'static str,
+    test: &'static str,
+}
+
+impl Chaos {
+    const ROUNDS: Self = Self { package: "phalanx-cli", file: "chaos", test: "rounds::many" };
+    const MEASURE: Self = Self { test: "take_over::time", ..Self::ROUNDS };
+    const KUBERNETES: Self =
+        Self { package: "phalanx-coordinator", file: "kubernetes_chaos", test: "rounds::many" };
+}
+
 /// The test, and the environment variables it reads.
-fn chaos_settings(arguments: &[&str]) -> Result<(&'static str, Vec<(&'static str, String)>)> {
-    let mut test = "rounds::many";
+fn chaos_settings(arguments: &[&str]) -> Result<(Chaos, Vec<(&'static str, String)>)> {
+    let mut test = Chaos::ROUNDS;
     let mut settings = Vec::new();
     let mut rest = arguments.iter();
     while let Some(flag) = rest.next() {
         let name = match *flag {
             "--measure" => {
-                test = "take_over::time";
+                test = Chaos::MEASURE;
+                continue;
+            }
+            "--kubernetes" => {
+                test = Chaos::KUBERNETES;
                 continue;
             }
             "--rounds" => "PHALANX_CHAOS_ROUNDS",
             "--seed" => "PHALANX_CHAOS_SEED",
-            other => bail!("chaos: {other:?} is not one of --rounds N, --seed S, --measure"),
+            other => bail!("chaos: {other:?} is not one of --rounds N, --seed S, --measure, --kubernetes"),
         };
         let value = rest.next().with_context(|| format!("chaos: {flag} needs a number"))?;
         let number: u64 = value
@@ -188,8 +215,9 @@ mod tests {
     fn chaos_wants_a_round_at_least() {
         let told = |arguments: &[&str]| chaos_settings(arguments).map_err(|error| error.to_string());
         let rounds = |count: &str| vec![("PHALANX_CHAOS_ROUNDS", count.to_owned())];
-        assert_eq!(told(&["--rounds", "3"]), Ok(("rounds::many", rounds("3"))));
-        assert_eq!(told(&["--measure", "--rounds", "1"]), Ok(("take_over::time", rounds("1"))));
+        assert_eq!(told(&["--rounds", "3"]), Ok((Chaos::ROUNDS, rounds("3"))));
+        assert_eq!(told(&["--measure", "--rounds", "1"]), Ok((Chaos::MEASURE, rounds("1"))));
+        assert_eq!(told(&["--kubernetes", "--rounds", "2"]), Ok((Chaos::KUBERNETES, rounds("2"))));
         for arguments in [&["--rounds", "0"][..], &["--measure", "--rounds", "00"]] {
             assert_eq!(
                 told(arguments),
