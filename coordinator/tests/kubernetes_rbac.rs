@@ -74,9 +74,14 @@ fn rights_of(namespace: &str, rules: &[PolicyRule]) -> BTreeSet<Right> {
     rights
 }
 
-/// Rights that no request has needed.
+/// Rights that no request has needed. What a right in one namespace or on one name allows does not need a wider one.
 fn unused(rights: &BTreeSet<Right>, requests: &[Audited]) -> Vec<Right> {
-    let is_used = |right: &Right| requests.iter().any(|request| request.code != 403 && right.allows(request));
+    let is_wide = |right: &Right| right.namespace.is_empty() && right.names.is_empty();
+    let is_used = |right: &Right| {
+        requests.iter().filter(|request| request.code != 403 && right.allows(request)).any(|request| {
+            !is_wide(right) || !rights.iter().any(|other| !is_wide(other) && other.allows(request))
+        })
+    };
     rights.iter().filter(|right| !is_used(right)).cloned().collect()
 }
 
@@ -135,6 +140,13 @@ fn rights_and_requests_are_compared_both_ways() {
         assert!(verbs(unused(&rights, requests)).contains(&"get secrets".to_owned()));
         assert_eq!(missing(&rights, requests), BTreeSet::from([other.clone()]));
     }
+    // A wide right is not proven by what a narrow one allows.
+    rights.extend(rights_of("", &[rule(&["secrets"], &["get"], None)]));
+    let narrow = request("get", "secrets", "", "own", "ca", 200);
+    assert_eq!(unused(&rights, std::slice::from_ref(&narrow)).len(), 3);
+    let wide = request("get", "secrets", "", "own", "b", 200);
+    assert_eq!(unused(&rights, &[narrow, wide]).len(), 2);
+    rights.retain(|right| right.resource != "secrets" || !right.namespace.is_empty());
     // Neither is what was refused, whatever our rights say.
     let refused = request("create", "pods", "", "a", "p", 403);
     assert_eq!(missing(&rights, std::slice::from_ref(&refused)), BTreeSet::from([refused.clone()]));
@@ -251,6 +263,13 @@ spec:
   selector: {matchLabels: {a: b}}
   template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}
 ---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: owner, namespace: rights}
+spec:
+  selector: {matchLabels: {a: b}}
+  template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}
+---
 apiVersion: batch/v1
 kind: Job
 metadata: {name: owner, namespace: rights}
@@ -283,7 +302,13 @@ async fn create_owned(servers: &Servers) {
     });
     let replica_set = owned("apps/v1", "ReplicaSet", "owner", deployment, template).to_string();
     servers.kubectl_with_input(&["apply", "-f", "-"], &replica_set).await.unwrap();
-    for (version, kind) in [("apps/v1", "ReplicaSet"), ("apps/v1", "StatefulSet"), ("batch/v1", "Job")] {
+    let controllers = [
+        ("apps/v1", "ReplicaSet"),
+        ("apps/v1", "StatefulSet"),
+        ("apps/v1", "DaemonSet"),
+        ("batch/v1", "Job"),
+    ];
+    for (version, kind) in controllers {
         let spec = serde_json::json!({
             "schedulerName": "phalanx", "containers": [{"name": "c", "image": "i"}],
         });

@@ -176,20 +176,33 @@ async fn what_can_never_run_says_why_and_how() {
     let directory = tempfile::tempdir().unwrap();
     let coordinator = start(directory.path()).await;
     let agents = agents(&coordinator, directory.path(), 1, 4).await;
+    // Its pods are not made before it is admitted: what is known of it is its minimum.
     apply_ok(&coordinator, &job("huge", "default", 1, "nvidia.com/gpu: 16", "")).await;
     let with_reason = |state: &StateView| gang_of(state, "huge").is_some_and(|gang| gang.reason.is_some());
     until(&coordinator, "a reason", with_reason).await;
     let explanation = explain(&coordinator, "default/huge").await;
     let reason = explanation.gang.reason.unwrap();
+    assert_eq!(&*reason.code, "LargerThanAllNodes", "{reason:?}");
+    assert!(!reason.fix.is_empty() && !explanation.lines.is_empty());
+    assert_eq!(explanation.nodes, 1);
+    // A pod that is there is looked at itself; by its name it is the same gang.
+    let large = "apiVersion: scheduling.volcano.sh/v1beta1\nkind: PodGroup\n\
+                 metadata: {name: large-group, namespace: default}\nspec: {minMember: 1}\n---\n\
+                 apiVersion: v1\nkind: Pod\nmetadata: {name: large-0, namespace: default, \
+                 annotations: {scheduling.k8s.io/group-name: large-group}}\n\
+                 spec: {schedulerName: phalanx, containers: [{name: c, image: i, \
+                 resources: {limits: {nvidia.com/gpu: 16}}}]}\n";
+    apply_ok(&coordinator, large).await;
+    let with_reason = |state: &StateView| {
+        gang_of(state, "large").is_some_and(|gang| !gang.pods.is_empty() && gang.reason.is_some())
+    };
+    until(&coordinator, "a reason", with_reason).await;
+    let explanation = explain(&coordinator, "default/large-group").await;
+    let reason = explanation.gang.reason.unwrap();
     assert_eq!(&*reason.code, "LargerThanAnyNode", "{reason:?}");
     assert!(!reason.fix.is_empty() && !explanation.lines.is_empty());
     assert_eq!((explanation.feasible_nodes, explanation.nodes), (0, 1));
-    // By the pod's name it is the same gang.
-    let pods = get(&coordinator, "/v1/objects/pods").await.json();
-    if let Some(pod) = pods["items"].as_array().unwrap().first() {
-        let name = pod["metadata"]["name"].as_str().unwrap();
-        assert_eq!(explain(&coordinator, &format!("default/{name}")).await.gang.name, explanation.gang.name);
-    }
+    assert_eq!(explain(&coordinator, "default/large-0").await.gang.name, explanation.gang.name);
     stop(coordinator).await;
     for agent in agents {
         agent.stop().await;
