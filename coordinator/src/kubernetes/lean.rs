@@ -1,5 +1,8 @@
 //! JSON as the API server sends it, without `managedFields`: half of many an object, and read by nobody here. Pages of
 //! lists are taken object by object, so that no page stands there as a tree.
+//!
+//! Whoever may write an object whose kind keeps unknown fields may nest them deeper than a parser goes. What is so deep
+//! is read by nobody here either, and left out: else one such object would keep its kind from being listed at all.
 
 use std::fmt;
 
@@ -11,19 +14,43 @@ use serde_json::{Map, Number, Value};
 /// The part that is skipped, at whatever depth.
 const SKIPPED: &str = "managedFields";
 
+/// Objects and lists within each other of which the innermost is empty, whatever it holds: far more than any object has
+/// that means something, and half of what the parser allows.
+const MOST_DEPTH: u8 = 64;
+
 /// A value without the fields that are skipped.
 #[derive(Clone, Debug)]
 pub(super) struct Lean(pub(super) Value);
 
 impl<'de> Deserialize<'de> for Lean {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(LeanVisitor).map(Self)
+        Depth(0).deserialize(deserializer).map(Self)
     }
 }
 
-struct LeanVisitor;
+/// How many objects and lists stand around a value.
+#[derive(Clone, Copy)]
+struct Depth(u8);
 
-impl<'de> Visitor<'de> for LeanVisitor {
+impl Depth {
+    const fn is_most(self) -> bool {
+        self.0 + 1 >= MOST_DEPTH
+    }
+
+    const fn inside(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Depth {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Depth {
     type Value = Value;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -64,7 +91,11 @@ impl<'de> Visitor<'de> for LeanVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
-        while let Some(Lean(value)) = items.next_element()? {
+        if self.is_most() {
+            // Ignoring does not nest.
+            while items.next_element::<IgnoredAny>()?.is_some() {}
+        }
+        while let Some(value) = items.next_element_seed(self.inside())? {
             values.push(value);
         }
         Ok(Value::Array(values))
@@ -73,10 +104,10 @@ impl<'de> Visitor<'de> for LeanVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut map = Map::new();
         while let Some(name) = entries.next_key::<String>()? {
-            if name == SKIPPED {
+            if name == SKIPPED || self.is_most() {
                 entries.next_value::<IgnoredAny>()?;
             } else {
-                map.insert(name, entries.next_value::<Lean>()?.0);
+                map.insert(name, entries.next_value_seed(self.inside())?);
             }
         }
         Ok(Value::Object(map))
@@ -176,6 +207,33 @@ mod tests {
             lean.0,
             json!({ "metadata": { "name": "a" }, "spec": [1, -2, 1.5, true, null, "x", { "b": {} }] })
         );
+    }
+
+    #[test]
+    fn what_is_too_deep_is_left_out_and_nothing_else() {
+        let depth = |mut value: &Value| {
+            let mut depth = 0;
+            while let Some(inner) = value.get("a").or_else(|| value.get(0)) {
+                (depth, value) = (depth + 1, inner);
+            }
+            depth
+        };
+        for (open, close) in [("{\"a\":", "}"), ("[", "]")] {
+            let nested = |times: usize| format!("{}1{}", open.repeat(times), close.repeat(times));
+            for times in [1, 2, usize::from(MOST_DEPTH) - 2] {
+                let Lean(value) = serde_json::from_str(&nested(times)).unwrap();
+                assert_eq!(depth(&value), times);
+            }
+            // Deeper than serde_json goes, and what stands beside it.
+            let text = format!(r#"{{"before":1,"deep":{},"after":[2]}}"#, nested(5_000));
+            let Lean(value) = serde_json::from_str(&text).unwrap();
+            assert_eq!((&value["before"], &value["after"]), (&json!(1), &json!([2])));
+            assert_eq!(depth(&value["deep"]), usize::from(MOST_DEPTH) - 2);
+            let page = format!(r#"{{"metadata":{{"resourceVersion":"5"}},"items":[{text},{text}]}}"#);
+            let mut items = 0;
+            read_page(&page, &mut |_| items += 1).unwrap();
+            assert_eq!(items, 2);
+        }
     }
 
     #[test]

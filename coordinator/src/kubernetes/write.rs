@@ -18,6 +18,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use self::answer::Refusal;
+use super::lean::Lean;
 use super::normalize::{self, Trim};
 use crate::api::{ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 
@@ -295,7 +296,7 @@ impl Writes {
         if !head.status.is_success() {
             return Ok(Err(Refusal::new(head.status, &head.headers, &bytes)));
         }
-        serde_json::from_slice(&bytes).map(Ok).map_err(|error| {
+        serde_json::from_slice(&bytes).map(|Lean(answer)| Ok(answer)).map_err(|error| {
             self.log.say(call, &format!("an answer that is no JSON: {error}"));
             ApiError::Unknown
         })
