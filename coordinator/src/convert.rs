@@ -244,7 +244,12 @@ pub fn pod_of_object(reading: &Reading, object: &Object) -> Option<Box<PodSpec>>
 
 /// Annotations that go with a Binding, of a pod of the PodGroup with this UID.
 #[must_use]
-pub fn bind_annotations(binding: &PodBinding, group_uid: &str, term: Term) -> BTreeMap<String, String> {
+pub fn bind_annotations(
+    reading: &Reading,
+    binding: &PodBinding,
+    group_uid: &str,
+    term: Term,
+) -> BTreeMap<String, String> {
     let mut annotations = BTreeMap::from([(TERM.to_owned(), term_text(term))]);
     if !group_uid.is_empty() {
         annotations.insert(POD_GROUP_UID.to_owned(), group_uid.to_owned());
@@ -252,7 +257,7 @@ pub fn bind_annotations(binding: &PodBinding, group_uid: &str, term: Term) -> BT
     if let Some(lease) = binding.lease {
         annotations.insert(LEASE_ID.to_owned(), lease.to_string());
     }
-    let exactness = if binding.gpus.is_empty() { "none" } else { "exact" };
+    let exactness = if binding.gpus.is_empty() { "none" } else { reading.exactness() };
     annotations.insert(EXACTNESS.to_owned(), exactness.to_owned());
     if !binding.gpus.is_empty() {
         let mut uuids = String::new();

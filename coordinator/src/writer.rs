@@ -216,7 +216,7 @@ impl<A: Api> Worker<A> {
                 self.change_plan(&gang, removal).await
             }
             Command::Bind { pod, name, resource_version, binding, group_uid, term } => {
-                let annotations = convert::bind_annotations(&binding, &group_uid, term);
+                let annotations = convert::bind_annotations(&self.api.reading(), &binding, &group_uid, term);
                 self.bind(&pod, &name, resource_version, &binding.node, annotations).await
             }
             Command::Evict { pod, name, cause } => {

@@ -369,7 +369,12 @@ fn a_binding_survives_the_way_through_annotations() {
         let binding = PodBinding { node: NodeName::from("n1"), lease, gpus };
         let mut pod = stored(POD).remove(0);
         pod.spec["nodeName"] = json!("n1");
-        pod.metadata.annotations.extend(bind_annotations(&binding, "uid-of-group", term));
+        pod.metadata.annotations.extend(bind_annotations(
+            &Reading::default(),
+            &binding,
+            "uid-of-group",
+            term,
+        ));
         assert_eq!(pod.annotation("phalanx.dev/pod-group-uid"), Some("uid-of-group"));
         assert_eq!(pod.annotation("phalanx.dev/term"), Some("3.feed000000000001"));
         assert_eq!(pod.annotation("phalanx.dev/exactness"), Some(exactness));

@@ -237,7 +237,12 @@ impl World {
                 key: pod_key(&name),
                 preconditions: Preconditions { uid: Some(pod.as_str().to_owned()), resource_version },
                 node: binding.node.as_str().to_owned(),
-                annotations: convert::bind_annotations(&binding, &group_uid, term),
+                annotations: convert::bind_annotations(
+                    &convert::Reading::default(),
+                    &binding,
+                    &group_uid,
+                    term,
+                ),
             },
             Command::Evict { pod, name, .. } => {
                 Mutation::Delete { key: pod_key(&name), preconditions: Preconditions::uid(pod.as_str()) }

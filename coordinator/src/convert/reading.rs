@@ -10,6 +10,7 @@ use crate::manifest::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO};
 pub struct Reading {
     schedulers: Arc<[Arc<str>]>,
     lone_pods: bool,
+    kubelet_chooses: bool,
 }
 
 impl Default for Reading {
@@ -24,7 +25,7 @@ impl Reading {
     #[must_use]
     pub fn new<S: AsRef<str>>(schedulers: impl IntoIterator<Item = S>) -> Self {
         let schedulers = schedulers.into_iter().map(|name| Arc::from(name.as_ref())).collect();
-        Self { schedulers, lone_pods: false }
+        Self { schedulers, lone_pods: false, kubelet_chooses: false }
     }
 
     /// The same, where a pod that names no PodGroup, and that nothing looks after, is placed without one: the object
@@ -33,6 +34,19 @@ impl Reading {
     pub fn with_lone_pods(mut self) -> Self {
         self.lone_pods = true;
         self
+    }
+
+    /// The same, where kubelets choose the devices of containers: how many a lease has is kept, and not which.
+    #[must_use]
+    pub fn where_kubelets_choose(mut self) -> Self {
+        self.kubelet_chooses = true;
+        self
+    }
+
+    /// What a Binding says of a pod's GPUs: whether the pod gets exactly these, or so many.
+    #[must_use]
+    pub const fn exactness(&self) -> &'static str {
+        if self.kubelet_chooses { "count" } else { "exact" }
     }
 
     /// True where lone pods are placed without a PodGroup.

@@ -32,7 +32,7 @@ pub const MIXED_GPU_MODELS: &str = "phalanx.dev/mixed-gpu-models";
 pub const LEASE_ID: &str = "phalanx.dev/lease-id";
 /// Term under which a pod was bound, or fenced.
 pub const TERM: &str = "phalanx.dev/term";
-/// `exact`, or `none` where a pod holds no GPUs.
+/// `exact`: the pod gets exactly the GPUs that are named; `count`: so many; `none`: it holds none.
 pub const EXACTNESS: &str = "phalanx.dev/exactness";
 /// GPUs of a bound pod, by UUID, with commas.
 pub const GPU_UUIDS: &str = "phalanx.dev/gpu-uuids";

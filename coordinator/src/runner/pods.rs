@@ -302,7 +302,8 @@ mod tests {
         );
         pod.metadata.uid = format!("uid-{name}");
         let binding = PodBinding { node: NodeName::from("n"), lease, gpus: Vec::new() };
-        pod.metadata.annotations = convert::bind_annotations(&binding, "", Term::default());
+        pod.metadata.annotations =
+            convert::bind_annotations(&Reading::default(), &binding, "", Term::default());
         let annotations = [("scheduling.k8s.io/group-name", "g"), ("phalanx.dev/run-for", "10s")];
         for (name, value) in annotations {
             pod.metadata.annotations.insert(name.to_owned(), value.to_owned());
