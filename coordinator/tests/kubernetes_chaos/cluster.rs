@@ -70,10 +70,10 @@ pub fn held(pod: &Pod) -> Option<Held> {
 }
 
 impl Cluster {
-    /// Two replicas, one of which leads, and so many nodes of eight GPUs. `times` of the Lease.
-    pub async fn start(nodes: usize, times: LeaseTimes) -> Self {
-        // To look at logs and recordings afterwards.
-        let folder = std::env::var_os("PHALANX_CHAOS_FOLDER").map(PathBuf::from);
+    /// Two replicas, one of which leads, and so many nodes of eight GPUs. `times` of the Lease. Logs and recordings
+    /// stay in the folder `name` of `PHALANX_CHAOS_FOLDER`, where that is set.
+    pub async fn start(name: &str, nodes: usize, times: LeaseTimes) -> Self {
+        let folder = std::env::var_os("PHALANX_CHAOS_FOLDER").map(|folder| PathBuf::from(folder).join(name));
         let servers = Servers::start(Options { audit: true, folder, ..Options::default() }).await.unwrap();
         let program = PathBuf::from(env!("CARGO_BIN_EXE_phalanx-coordinator"));
         let mut options = InstallationOptions::new(program, PathBuf::new());

@@ -14,7 +14,7 @@ const PODS: usize = 64;
 const GPUS: u32 = 2;
 
 /// Times of the Lease with which tests are short, and those that are the default.
-const SHORT: LeaseTimes = [5, 3, 1];
+pub const SHORT: LeaseTimes = [5, 3, 1];
 const DEFAULT: LeaseTimes = [15, 10, 2];
 /// From SIGTERM until the next one holds the Lease.
 const HAND_OVER_LIMIT: Duration = Duration::from_secs(2);
@@ -181,7 +181,7 @@ impl Cluster {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gang_of_64_pods_outlives_its_leader_whatever_ends_it() {
-    let mut cluster = Cluster::start(NODES, SHORT).await;
+    let mut cluster = Cluster::start("one-round", NODES, SHORT).await;
     cluster.round(SHORT, 5).await;
 }
 
@@ -201,7 +201,8 @@ fn many() {
         let times = if seed % 5 == 0 { DEFAULT } else { SHORT };
         let round = || {
             let runtime = tokio::runtime::Runtime::new().unwrap();
-            runtime.block_on(async { Cluster::start(NODES, times).await.round(times, seed).await });
+            let name = format!("seed-{seed}");
+            runtime.block_on(async { Cluster::start(&name, NODES, times).await.round(times, seed).await });
         };
         if std::panic::catch_unwind(round).is_err() {
             println!(
