@@ -1,5 +1,6 @@
 //! What of a reason changes while a gang waits, though nobody looks at the gang again: how long an agent has
-//! been silent, and what the holders of the GPUs it waits for are doing. It is filled in when a person asks.
+//! been silent, and what the holders of the GPUs it waits for are doing. It is filled in when a person asks; the
+//! holders also when the reason is written down, for those who ask the API server.
 
 use std::sync::Arc;
 
@@ -29,8 +30,23 @@ impl Core {
         reason
     }
 
+    /// The reason with those who hold what is waited for now. Times are left out: what is written down would soon be
+    /// wrong.
+    pub(crate) fn with_holders(&self, mut reason: Reason) -> Reason {
+        match &mut reason {
+            Reason::NoRoom(room) | Reason::NodesClosed { room, .. } => self.find_holders(room),
+            Reason::MorePodsWait { cause, .. } => **cause = self.with_holders((**cause).clone()),
+            _ => {}
+        }
+        reason
+    }
+
     fn freshen_room(&self, room: &mut NoRoom) {
         self.freshen_closed(&mut room.closed);
+        self.find_holders(room);
+    }
+
+    fn find_holders(&self, room: &mut NoRoom) {
         let nodes: Vec<NodeIndex> =
             room.free_by_node.iter().filter_map(|(name, _, _)| self.cluster.find(name)).collect();
         if let Some(key) = self.cluster.resources.find(&room.resource) {

@@ -80,6 +80,8 @@ impl Core {
         if same && !has_strayed {
             return;
         }
+        let reason = status.reason.map(|reason| self.with_holders(reason));
+        let status = GangStatus { reason, ..status };
         let command = Command::SetGangStatus {
             gang: gang.spec.name.clone(),
             uid: gang.spec.uid.clone(),
