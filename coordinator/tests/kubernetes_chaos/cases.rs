@@ -88,10 +88,10 @@ async fn case_030_a_new_leader_gives_no_taken_gpus_on_a_real_api_server() {
     // One that is being deleted has its GPUs until it is gone, whoever leads.
     cluster.pods().delete("t-0", &DeleteParams::default()).await.unwrap();
     cluster.gang("r", 1, 4).await;
-    cluster.until_says("r", "4 GPUs held by terminating pod default/t-0").await;
+    cluster.until_says("r", "g4..g7 held by terminating pod t-0").await;
     cluster.killed().await;
     cluster.until_ready().await;
-    cluster.until_says("r", "4 GPUs held by terminating pod default/t-0").await;
+    cluster.until_says("r", "g4..g7 held by terminating pod t-0").await;
     assert!(cluster.is_unbound("r").await);
     cluster.until_settled(&["p", "t"]).await;
     cluster.let_go("t-0").await;
