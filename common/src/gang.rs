@@ -150,6 +150,12 @@ impl GangSpec {
     pub fn is_lone_pod(&self) -> bool {
         self.uid.starts_with(LONE_POD)
     }
+
+    /// True for the gang of this very pod, which names no PodGroup.
+    #[must_use]
+    pub fn is_of_lone_pod(&self, pod: &PodUid) -> bool {
+        self.uid.strip_prefix(LONE_POD) == Some(pod.as_str())
+    }
 }
 
 /// The status of a PodGroup as the API shows it, cut down to what is compared with what was decided.

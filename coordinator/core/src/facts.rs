@@ -107,9 +107,13 @@ impl Core {
         self.to_try.extend(self.waiting.keys().copied());
     }
 
-    pub(crate) fn apply_gang(&mut self, spec: GangSpec) {
+    pub(crate) fn apply_gang(&mut self, mut spec: GangSpec) {
         let known = self.gangs.key(&spec.name).and_then(|key| self.gangs.gangs.get(&key));
         if let Some(gang) = known {
+            if gang.spec.uid == spec.uid || gang.spec.is_lone_pod() {
+                // A lone pod has waited since it was made, and its PodGroup comes later: it keeps its place in the order.
+                spec.created = spec.created.min(gang.spec.created);
+            }
             if gang.spec == spec && !gang.deleted {
                 return;
             }
@@ -351,8 +355,11 @@ impl Core {
                 self.gangs.pods_of.remove(gang);
             }
         }
-        if let Some(key) = self.gangs.key(gang) {
-            self.touched.insert(key);
+        let Some(key) = self.gangs.key(gang) else { return };
+        self.touched.insert(key);
+        if let Some(gang) = self.gangs.gangs.get_mut(&key).filter(|gang| gang.spec.is_of_lone_pod(uid)) {
+            // Nobody else says that it is gone: there is no object.
+            gang.deleted = true;
         }
     }
 
@@ -368,10 +375,6 @@ impl Core {
             self.end_lease(lease);
         }
         self.unlink(uid, &gang);
-        let lone = self.gangs.key(&gang).and_then(|key| self.gangs.gangs.get(&key));
-        if lone.is_some_and(|lone| lone.spec.is_lone_pod()) {
-            self.delete_gang(&gang);
-        }
     }
 
     /// Its node may have its resources back. Where kubelets stop pods, one that is bound and being deleted still runs:

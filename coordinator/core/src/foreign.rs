@@ -20,7 +20,7 @@ use crate::action::{Action, Command};
 use crate::core::{Core, Pending, Timer};
 use crate::event::Outcome;
 use crate::gang::GangKey;
-use crate::phase::{Phase, PhaseKind};
+use crate::phase::{Phase, PhaseKind, Step};
 use crate::reason::Reason;
 use crate::terms::is_believable;
 
@@ -79,6 +79,12 @@ impl Core {
             self.remove_plan(plan.gang, actions);
             return;
         };
+        if let Some(round) = self.round_mut(key).filter(|round| round.step == Step::Binding) {
+            // A gang of one that was committed without a plan: its Binding may be on its way, and nothing of it may be
+            // dropped any more. The stored plan goes when that is done.
+            round.plan_stored = true;
+            return;
+        }
         let open = plan.pods.iter().map(|planned| planned.pod.clone());
         let open: BTreeSet<PodUid> = open
             .filter(|uid| self.gangs.pods.get(uid).is_some_and(|pod| pod.spec.binding.is_none()))

@@ -99,11 +99,18 @@ impl Core {
         let required = self.required(gang);
         let charge = Self::admission_charge(gang, &required);
         let order = gang.order;
-        let behind = self.check_quota(key, order, &required, &charge).map_err(|reason| {
-            // What it waits for in the first place, once it gave its quota away, are its pods.
-            let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
-            queued(pods.and_then(|gang| self.check_pods(gang, &required).err()).unwrap_or(reason))
-        })?;
+        let behind = match self.check_quota(key, order, &required, &charge) {
+            Ok(behind) => behind,
+            Err(reason) => {
+                if let Some(never) = self.never_fits_still(key, &required, failed) {
+                    return Err(queued(never));
+                }
+                // What it waits for in the first place, once it gave its quota away, are its pods.
+                let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
+                let reason = pods.and_then(|gang| self.check_pods(gang, &required).err()).unwrap_or(reason);
+                return Err(queued(reason));
+            }
+        };
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         if matches!(gang.phase, Phase::Queued) {
             self.set_phase(key, Phase::Admitted);
@@ -177,6 +184,25 @@ impl Core {
                 Err((reason, never))
             }
         }
+    }
+
+    /// Why a gang of which it was found that it can never fit still cannot: more quota would not help it, so that this
+    /// is what it waits for in the first place.
+    fn never_fits_still(&mut self, key: GangKey, required: &Required, failed: &mut Failed) -> Option<Reason> {
+        let gang = self.gangs.gangs.get(&key)?;
+        if !gang.reason.as_ref().is_some_and(Reason::is_of_the_nodes)
+            || self.check_pods(gang, required).is_err()
+        {
+            return None;
+        }
+        let shape = self.shape(key);
+        let shape_key = shape_key(&shape, required);
+        if !failed.contains_key(&shape_key) {
+            let shortfall = place(&self.cluster, &mut Overlay::default(), &shape, &required.pods).err()?;
+            let found = self.diagnose(&shape, required, &shortfall);
+            failed.insert(shape_key.clone(), found);
+        }
+        failed.get(&shape_key).filter(|(_, never)| *never).map(|(reason, _)| reason.clone())
     }
 
     /// Bounds how often the placement of a gang may fail: one that only looks healthy must not win for

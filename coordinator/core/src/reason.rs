@@ -159,6 +159,17 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// True where the nodes that there are could not take it if they were empty.
+    pub(crate) const fn is_of_the_nodes(&self) -> bool {
+        matches!(
+            self,
+            Self::NoNodeMatches(_)
+                | Self::NoNodeOffers { .. }
+                | Self::LargerThanAnyNode { .. }
+                | Self::LargerThanCluster { .. }
+        )
+    }
+
     /// Short name, stable, for conditions and metrics.
     #[must_use]
     pub const fn code(&self) -> &'static str {

@@ -53,12 +53,16 @@ impl Core {
     }
 
     /// True where one pod is all that the gang ever needs: then no half of it can be left that a later leader had to bring
-    /// to its end, and an armed lease says all that a plan would.
+    /// to its end, and an armed lease says all that a plan would. Where no agent keeps a lease nothing says it but the
+    /// plan; only a pod without a PodGroup has none, since a plan goes with its PodGroup.
     pub(crate) fn needs_no_plan(&self, key: GangKey) -> bool {
         let Some(gang) = self.gangs.gangs.get(&key) else { return false };
         let Phase::Placing(round) = &gang.phase else { return false };
         let minima = task_minima(&gang.spec);
-        round.members.len() == 1 && gang.spec.min_member <= 1 && minima.values().sum::<u32>() <= 1
+        let is_one =
+            round.members.len() == 1 && gang.spec.min_member <= 1 && minima.values().sum::<u32>() <= 1;
+        let mut leases = round.members.values().filter_map(|member| self.leases.leases.get(&member.lease));
+        is_one && (gang.spec.is_lone_pod() || leases.all(|lease| !lease.local))
     }
 
     /// True where the gang would have its minimum with these pods bound as well.
@@ -96,7 +100,11 @@ impl Core {
     /// True where a live pod was bound for this very PodGroup.
     fn has_live_of_its_own(&self, gang: &Gang) -> bool {
         let mut pods = self.gangs.pods_of(&gang.spec.name);
-        pods.any(|(_, pod)| pod.is_live() && pod.spec.group_uid == gang.spec.uid)
+        // One that was bound before it had a PodGroup was all of its gang.
+        let is_own = |pod: &Pod| {
+            pod.spec.group_uid == gang.spec.uid || pod.spec.group_uid == GangSpec::lone_pod_uid(&pod.spec.uid)
+        };
+        pods.any(|(_, pod)| pod.is_live() && is_own(pod))
     }
 
     fn has_live_of_ours(&self, gang: &Gang) -> bool {

@@ -77,6 +77,7 @@ scenarios! {
     models,
     best_set,
     late_plans,
+    lone_pods,
     late_reads,
     late_bindings,
     pods_that_never_come,

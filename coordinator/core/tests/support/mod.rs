@@ -59,6 +59,8 @@ pub struct World {
     nodes: BTreeMap<NodeName, NodeSpec>,
     gangs: BTreeMap<GangName, GangSpec>,
     pods: BTreeMap<PodUid, PodSpec>,
+    /// Pods that name no PodGroup, and their gangs.
+    lone: BTreeMap<PodUid, GangSpec>,
     /// Pods of others, by UID.
     others: BTreeMap<PodUid, OtherPod>,
     settings: Settings,
@@ -107,6 +109,7 @@ impl World {
             nodes: BTreeMap::new(),
             gangs: BTreeMap::new(),
             pods: BTreeMap::new(),
+            lone: BTreeMap::new(),
             others: BTreeMap::new(),
             settings: Settings::default(),
             plans: BTreeMap::new(),
@@ -156,7 +159,7 @@ impl World {
         let mut gangs: Vec<GangSpec> = self.gangs.values().cloned().collect();
         gangs.sort_by_key(|gang| (gang.created, gang.uid.clone()));
         events.extend(gangs.into_iter().map(Event::GangApplied));
-        events.extend(self.pods.values().cloned().map(|pod| Event::PodApplied(Box::new(pod))));
+        events.extend(self.pods.values().map(|pod| self.pod_event(pod)));
         events.extend(self.others.values().cloned().map(|pod| Event::OtherPodApplied(Box::new(pod))));
         events.extend(self.plans.values().cloned().map(Event::PlanFound));
         events
@@ -426,8 +429,16 @@ impl World {
     }
 
     fn apply_stored(&mut self, pod: &PodUid) {
-        if let Some(pod) = self.pods.get(pod).cloned() {
-            self.apply(Event::PodApplied(Box::new(pod)));
+        if let Some(pod) = self.pods.get(pod) {
+            self.apply(self.pod_event(pod));
+        }
+    }
+
+    fn pod_event(&self, pod: &PodSpec) -> Event {
+        let pod = Box::new(pod.clone());
+        match self.lone.get(&pod.uid) {
+            Some(gang) => Event::LonePodApplied { gang: Box::new(gang.clone()), pod },
+            None => Event::PodApplied(pod),
         }
     }
 
@@ -652,6 +663,8 @@ impl World {
                 self.apply(Event::PriorityClassApplied(class));
             }
             "gang" => self.make_gang(&words),
+            "lone" => self.make_lone(&words),
+            "group-of" => self.make_group_of(&words),
             "settle" => self.settle(true),
             "settle-quietly" => self.settle(false),
             "step" => self.step(),
@@ -677,6 +690,21 @@ impl World {
                 // A PodGroup alone: its pods are there already, or come later.
                 let words = Words { plain: vec!["gang", words.plain[1]], options: words.options };
                 self.make_gang(&words);
+            }
+            "regroup" => {
+                // A user has the pod name a PodGroup of his.
+                let uid = self.uid(words.plain[1]);
+                self.lone.remove(&uid);
+                self.touch(&uid);
+                self.pods.get_mut(&uid).unwrap().gang = name(words.plain[2]);
+                self.apply_stored(&uid);
+            }
+            "lone-queue" => {
+                // A user changes the queue of a pod that names no PodGroup.
+                let uid = self.uid(words.plain[1]);
+                self.touch(&uid);
+                self.lone.get_mut(&uid).unwrap().queue = words.plain[2].into();
+                self.apply_stored(&uid);
             }
             "ungate" => {
                 // Whoever set a pod's scheduling gates removes them.
@@ -1065,6 +1093,45 @@ impl World {
         }
     }
 
+    /// A pod that names no PodGroup: `lone POD 1G`. Its gang is called `podgroup-POD`.
+    fn make_lone(&mut self, words: &Words<'_>) {
+        let (pod, gpus) = (words.plain[1], words.plain[2].trim_end_matches('G'));
+        let (uid, gang) = (PodUid::from(format!("{pod}-{}", self.next_uid + 1)), format!("podgroup-{pod}"));
+        let group = GangSpec {
+            name: name(&gang),
+            uid: GangSpec::lone_pod_uid(&uid),
+            created: self.now,
+            queue: words.options.get("q").copied().unwrap_or("default").into(),
+            min_member: 1,
+            min_task_member: BTreeMap::new(),
+            min_resources: None,
+            priority_class: None,
+            mixed_gpu_models: false,
+            shown: None,
+        };
+        self.lone.insert(uid, group);
+        self.make_pod(&gang, pod, "worker", gpus, words);
+    }
+
+    /// Its PodGroup, `group-of POD min=1 named=no`: made now, and named by the pod unless that is left out.
+    fn make_group_of(&mut self, words: &Words<'_>) {
+        let uid = self.uid(words.plain[1]);
+        let gang = self.pods[&uid].gang.clone();
+        let made = || {
+            let group_uid = format!("uid-{}", gang.name).into();
+            GangSpec { uid: group_uid, created: self.now, ..self.lone[&uid].clone() }
+        };
+        let mut group = self.gangs.get(&gang).cloned().unwrap_or_else(made);
+        group.min_member = u32::try_from(words.number("min", 1)).unwrap();
+        self.gangs.insert(gang, group.clone());
+        self.apply(Event::GangApplied(group));
+        if words.options.get("named") != Some(&"no") {
+            self.lone.remove(&uid);
+            self.touch(&uid);
+            self.apply_stored(&uid);
+        }
+    }
+
     fn make_pod(&mut self, gang: &str, pod: &str, task: &str, gpus: &str, words: &Words<'_>) {
         self.next_version += 1;
         self.next_uid += 1;
@@ -1107,8 +1174,9 @@ impl World {
             deleting: false,
             term: 0,
         };
-        self.pods.insert(spec.uid.clone(), spec.clone());
-        self.apply(Event::PodApplied(Box::new(spec)));
+        let event = self.pod_event(&spec);
+        self.pods.insert(spec.uid.clone(), spec);
+        self.apply(event);
     }
 
     fn uid(&self, pod: &str) -> PodUid {
