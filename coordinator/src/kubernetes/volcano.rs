@@ -4,7 +4,10 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt};
+use tokio::time::timeout;
 
+use super::REQUEST;
+use super::watch::no_answer;
 use crate::api::ApiError;
 use crate::coordinator::StartError;
 use crate::manifest::names::SCHEDULER_VOLCANO;
@@ -20,7 +23,8 @@ const LIVE: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// The API server does not say.
 pub async fn scheduler_pod(client: &Client) -> Result<Option<String>, kube::Error> {
     let parameters = ListParams::default().labels(SCHEDULER_PODS).fields(LIVE).limit(1);
-    let pods = Api::<Pod>::all(client.clone()).list(&parameters).await?;
+    let pods = Api::<Pod>::all(client.clone());
+    let pods = timeout(REQUEST, pods.list(&parameters)).await.unwrap_or_else(|_| Err(no_answer()))?;
     let name = |pod: &Pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
     Ok(pods.items.first().map(name))
 }
