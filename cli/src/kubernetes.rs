@@ -8,6 +8,7 @@ use http::{Method, Request, StatusCode};
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use phalanx_common::describe::describe;
 use phalanx_kubernetes::client::client;
 use serde::Deserialize;
 use tokio::runtime::Runtime;
@@ -59,7 +60,7 @@ impl ClusterChoice {
             };
             Failure::new(format!(
                 "{named}: {}; name one with --kubeconfig, or a coordinator of its own with --server",
-                chain(&error)
+                describe(&error)
             ))
         })
     }
@@ -98,8 +99,8 @@ impl ClusterClient {
             .build()
             .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
         let options = KubeConfigOptions { context: choice.context.clone(), ..KubeConfigOptions::default() };
-        let unusable = |error: &dyn std::error::Error| {
-            Failure::new(format!("kubeconfig: context {shown:?} cannot be used: {}", chain(error)))
+        let unusable = |error: &(dyn std::error::Error + 'static)| {
+            Failure::new(format!("kubeconfig: context {shown:?} cannot be used: {}", describe(error)))
         };
         let (client, config) = runtime.block_on(async {
             let config = Config::from_custom_kubeconfig(kubeconfig, &options)
@@ -195,7 +196,7 @@ impl ClusterClient {
         let answer = self.runtime.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, asking).await });
         match answer {
             Ok(Ok((status, bytes))) => Ok((status, String::from_utf8_lossy(&bytes).into_owned())),
-            Ok(Err(error)) => Err(unreachable(chain(&error))),
+            Ok(Err(error)) => Err(unreachable(describe(&error))),
             Err(_) => Err(unreachable(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))),
         }
     }
@@ -205,20 +206,6 @@ impl ClusterClient {
 #[derive(Deserialize)]
 struct LeaderError {
     error: String,
-}
-
-/// An error with what lies behind it.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        let said = inner.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        source = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 //! Nothing that an object or the API server says ends a watch for good.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use kube::Client;
 use kube::api::{ListParams, Request, WatchEvent, WatchParams};
+use phalanx_common::describe::describe;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -320,16 +320,7 @@ pub(super) fn text(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("{} ({} {})", status.message, status.code, status.reason);
     }
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            let _ = write!(text, ": {next}");
-        }
-        cause = error.source();
-    }
-    text
+    describe(error)
 }
 
 /// The API server has not answered in time.

@@ -13,6 +13,7 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{Method, Request};
 use kube::Client;
 use kube::client::Body;
+use phalanx_common::describe::describe;
 use phalanx_kubernetes::client::MayWrite;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -21,6 +22,7 @@ use self::answer::Refusal;
 use super::lean::Lean;
 use super::normalize::{self, Trim};
 use crate::api::{ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
+use crate::manifest::names::{label_problem, name_problem};
 
 mod answer;
 mod body;
@@ -94,6 +96,9 @@ impl Writes {
     /// # Errors
     /// The API server's.
     pub async fn get(&self, key: &ObjectKey) -> Result<Arc<Object>, ApiError> {
+        if place_problem(key).is_some() {
+            return Err(ApiError::NotFound(key.to_string()));
+        }
         let path = object_path(key, "");
         let call = Call { key, method: Method::GET, path, content: JSON, body: Vec::new() };
         let answer = self.sent(&call).await?;
@@ -110,6 +115,10 @@ impl Writes {
         mutation: Mutation,
         known: Option<Arc<Object>>,
     ) -> Result<Arc<Object>, ApiError> {
+        let key = mutation.key();
+        if let Some((key, problem)) = key.as_ref().and_then(|key| Some((key, place_problem(key)?))) {
+            return Err(ApiError::Invalid(format!("{key}: its namespace or name {problem}")));
+        }
         match mutation {
             Mutation::Create(object) => self.create(&object).await,
             Mutation::Update(wanted) => {
@@ -287,7 +296,7 @@ impl Writes {
 
     async fn once(&self, call: &Call<'_>) -> Result<Result<Value, Refusal>, ApiError> {
         let unknown = |error: kube::Error| {
-            self.log.say(call, &chain(&error));
+            self.log.say(call, &describe(&error));
             ApiError::Unknown
         };
         let answer = self.client.send(call.request()?).await.map_err(unknown)?;
@@ -336,20 +345,6 @@ impl LogBudget {
     }
 }
 
-/// An error with what lies behind it.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        let said = inner.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        source = inner.source();
-    }
-    text
-}
-
 /// What is known of an object after a write whose answer does not show it.
 fn stub(key: &ObjectKey, preconditions: Preconditions) -> Arc<Object> {
     let mut object = Object::new(key.kind, &key.namespace, &key.name);
@@ -363,6 +358,14 @@ const fn status_part(kind: Kind) -> &'static str {
         Kind::PodGroup => "",
         _ => "/status",
     }
+}
+
+/// Why there can be no such object. Pods name their gang in an annotation, and people ask for what they like: a text that
+/// is no name could make the path lead elsewhere, under our rights.
+fn place_problem(key: &ObjectKey) -> Option<String> {
+    let namespace = (!key.namespace.is_empty()).then(|| label_problem(&key.namespace)).flatten();
+    // One that the API server is to name has none yet.
+    namespace.or_else(|| (!key.name.is_empty()).then(|| name_problem(&key.name)).flatten())
 }
 
 /// Path of a kind's objects, as in `/api/v1/namespaces/default/pods`.
@@ -379,4 +382,46 @@ fn collection_path(key: &ObjectKey) -> String {
 
 fn object_path(key: &ObjectKey, part: &str) -> String {
     format!("{}/{}{part}", collection_path(key), key.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::Response;
+    use http_body_util::Full;
+    use hyper::body::Bytes;
+    use phalanx_kubernetes::client::always;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_can_be_no_name_is_never_part_of_a_path() {
+        let nobody = tower::service_fn(|request: Request<Body>| async move {
+            panic!("asked for {}", request.uri());
+            #[allow(unreachable_code)]
+            Ok::<Response<Full<Bytes>>, Infallible>(Response::default())
+        });
+        let writes = Writes::new(WriteParts {
+            client: Client::new(nobody, "default"),
+            trim: Trim::new(&[]),
+            may_write: always(),
+            time_out: Duration::from_secs(1),
+        });
+        for (namespace, name) in [
+            ("default", "../../../api/v1/secrets"),
+            ("default", "a/status"),
+            ("default", "a?watch=1"),
+            ("default", ".."),
+            ("default", "a%2fb"),
+            ("../kube-system", "a"),
+            ("a.b", "a"),
+        ] {
+            let key = ObjectKey::new(Kind::PodGroup, namespace, name);
+            assert_eq!(writes.get(&key).await, Err(ApiError::NotFound(key.to_string())));
+            let mutation = Mutation::Delete { key: key.clone(), preconditions: Preconditions::default() };
+            let Err(ApiError::Invalid(text)) = writes.mutate(mutation, None).await else { panic!("{key}") };
+            assert!(text.starts_with(&format!("{key}: its namespace or name must be")), "{text}");
+        }
+    }
 }
