@@ -12,6 +12,9 @@ use crate::api::{ApiError, ObjectKey};
 const LONGEST_TEXT: usize = 600;
 /// Pause after 429 where the API server names none.
 const DEFAULT_PAUSE: Duration = Duration::from_millis(500);
+/// Shortest and longest pause, whatever is named: what stands between may say 0, or any number.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
 /// `v1` Status, as far as it is read.
 #[derive(Debug, Default, Deserialize)]
@@ -69,7 +72,7 @@ impl Refusal {
     /// server turned away unread is safe to repeat.
     pub(super) fn pause(&self) -> Option<Duration> {
         let is_busy = self.code == StatusCode::TOO_MANY_REQUESTS && !self.is_budget();
-        is_busy.then(|| self.retry_after.unwrap_or(DEFAULT_PAUSE))
+        is_busy.then(|| self.retry_after.unwrap_or(DEFAULT_PAUSE).clamp(SHORTEST_PAUSE, LONGEST_PAUSE))
     }
 
     /// True where a PodDisruptionBudget forbids an eviction: that is an answer about the pod and not about load.
@@ -197,6 +200,10 @@ mod tests {
         let busy = |headers: &HeaderMap| Refusal::new(StatusCode::TOO_MANY_REQUESTS, headers, b"slow down");
         assert_eq!(busy(&headers).pause(), Some(Duration::from_secs(2)));
         assert_eq!(busy(&HeaderMap::new()).pause(), Some(DEFAULT_PAUSE));
+        for (named, pause) in [("0", SHORTEST_PAUSE), ("18446744073709551615", LONGEST_PAUSE)] {
+            headers.insert(header::RETRY_AFTER, named.parse().unwrap());
+            assert_eq!(busy(&headers).pause(), Some(pause), "{named}");
+        }
         assert_eq!(refusal(500, status("InternalError", "x")).pause(), None);
         let budget = json!({ "kind": "Status", "reason": "TooManyRequests", "message": "Cannot evict pod",
             "details": { "name": "a", "causes": [{ "reason": "DisruptionBudget" }] } });
