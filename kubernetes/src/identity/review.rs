@@ -18,6 +18,9 @@ use super::{AGENT_DAEMON_SET, AGENT_SERVICE_ACCOUNT, AUDIENCE, Speaker, TokenRef
 
 /// Tokens that are looked at at once.
 const AT_ONCE: usize = 16;
+/// Tokens that are looked at or wait for it. Who sends more of them than the API server is asked about must not fill the
+/// memory; the agents of a large cluster that come all at once find room.
+const WAITING: usize = 16_384;
 /// Time between the beginnings of two reviews: ten thousand agents that come at once must not keep the API server from
 /// its other work.
 const PACE: Duration = Duration::from_millis(4);
@@ -51,6 +54,7 @@ struct Shared {
     pods: Api<Pod>,
     nodes: Api<Node>,
     daemon_sets: Api<DaemonSet>,
+    waiting: Arc<Semaphore>,
     places: Semaphore,
     next_start: Mutex<Instant>,
     /// By the digest of the whole token: what it says of itself anybody can write.
@@ -84,6 +88,7 @@ impl Reviewer {
             pods: Api::namespaced(client.clone(), namespace),
             nodes: Api::all(client.clone()),
             daemon_sets: Api::namespaced(client, namespace),
+            waiting: Arc::new(Semaphore::new(WAITING)),
             places: Semaphore::new(AT_ONCE),
             next_start: Mutex::new(Instant::now()),
             found: Mutex::default(),
@@ -102,11 +107,14 @@ impl Reviewer {
         if let Some(found) = self.0.remembered(&key) {
             return found;
         }
+        let waiting = Arc::clone(&self.0.waiting).try_acquire_owned();
+        let waiting = waiting.map_err(|_| unanswered("the review", "too many tokens wait for it"))?;
         // A task of its own: whoever asked may give up, and what is found helps when it asks again.
         let (shared, token) = (Arc::clone(&self.0), token.to_owned());
         let task = tokio::spawn(async move {
             let found = shared.ask(&token, &claims).await;
             shared.remember(key, found.clone(), claims.expires);
+            drop(waiting);
             found
         });
         task.await.unwrap_or_else(|error| {
@@ -335,5 +343,23 @@ mod tests {
         assert_eq!(check_node(&bound(), Some(&node("u1"))), Ok(()));
         assert_eq!(check_node(&bound(), Some(&node("u2"))).unwrap_err().name(), "token-node");
         assert_eq!(check_node(&bound(), None).unwrap_err().name(), "token-node");
+    }
+
+    #[tokio::test]
+    async fn more_tokens_than_may_wait_are_turned_away_for_now() {
+        let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("must not be asked"))
+        });
+        let reviewer = Reviewer::new(Client::new(nobody, "default"), "phalanx-system");
+        reviewer.0.waiting.forget_permits(WAITING);
+        // {"aud":["phalanx"],"exp":99999999999}
+        let token = "h.eyJhdWQiOlsicGhhbGFueCJdLCJleHAiOjk5OTk5OTk5OTk5fQ.s";
+        let refusal = reviewer.review(token).await.unwrap_err();
+        assert!(refusal.is_passing() && refusal.to_string().contains("too many tokens wait"), "{refusal}");
+        // Who has asked gives the place back.
+        reviewer.0.waiting.add_permits(1);
+        let refusal = reviewer.review(token).await.unwrap_err();
+        assert!(refusal.to_string().contains("must not be asked"), "{refusal}");
+        assert_eq!(reviewer.0.waiting.available_permits(), 1);
     }
 }
