@@ -24,6 +24,9 @@ use tower::{BoxError, ServiceBuilder};
 
 /// Longest wait for a connection.
 const CONNECT: Duration = Duration::from_secs(3);
+/// A connection that is silent for so long is probed, and again; after three probes without an answer it is over. Less
+/// than the shortest time for which load balancers remember a connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Connections kept open although nothing is asked over them.
 const IDLE_CONNECTIONS: usize = 64;
 
@@ -122,7 +125,10 @@ pub fn client(config: &Config, user_agent: &str) -> Result<Client, ClientError> 
     tcp.enforce_http(false);
     // Small requests, each of which somebody waits for.
     tcp.set_nodelay(true);
-    tcp.set_keepalive(Some(Duration::from_secs(30)));
+    // A watch says nothing while nothing happens: whether the other end is still there is found out so.
+    tcp.set_keepalive(Some(KEEP_ALIVE));
+    tcp.set_keepalive_interval(Some(KEEP_ALIVE));
+    tcp.set_keepalive_retries(Some(3));
     let tls = config.rustls_https_connector_with_connector(tcp).map_err(|error| unusable(&error))?;
     let mut connector = TimeoutConnector::new(tls);
     connector.set_connect_timeout(Some(CONNECT));
