@@ -159,11 +159,17 @@ impl From<ApiError> for Failure {
 }
 
 impl<A: Api> AdminParts<A> {
+    /// A failure that names the leader, where this replica is not it.
+    fn must_lead(&self) -> Result<(), Failure> {
+        match &*self.standby.borrow() {
+            Some(why) => Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, why)),
+            None => Ok(()),
+        }
+    }
+
     /// Asks the loop.
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, Failure> {
-        if let Some(why) = &*self.standby.borrow() {
-            return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, why));
-        }
+        self.must_lead()?;
         let (sender, answer) = oneshot::channel();
         let asking = async {
             self.questions.send(question(sender)).await.ok()?;

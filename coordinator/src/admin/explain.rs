@@ -27,6 +27,8 @@ pub(super) async fn explain<A: Api>(
     path: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Json<Explanation>, Failure> {
     let Path((namespace, name)) = path?;
+    // What is not there is told by one that leads: the objects of another may be old.
+    parts.must_lead()?;
     let mut attempt = 1;
     loop {
         let not_yet = match find_gang(&parts, &namespace, &name).await? {
@@ -102,7 +104,7 @@ async fn object<A: Api>(
     namespace: &str,
     name: &str,
 ) -> Result<Option<Arc<Object>>, Failure> {
-    match parts.api.get(&ObjectKey::new(kind, namespace, name)).await {
+    match parts.api.glance(&ObjectKey::new(kind, namespace, name)).await {
         Ok(object) => Ok(Some(object)),
         Err(ApiError::NotFound(_)) => Ok(None),
         Err(error) => Err(error.into()),

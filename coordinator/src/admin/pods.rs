@@ -20,7 +20,7 @@ pub(super) async fn missing_group<A: Api>(
 ) -> Result<Option<String>, ApiError> {
     let Some(group) = named_group(&parts.api.reading(), pod) else { return Ok(None) };
     let group = ObjectKey::new(Kind::PodGroup, &pod.metadata.namespace, group);
-    match parts.api.get(&group).await {
+    match parts.api.glance(&group).await {
         Ok(_) => Ok(None),
         Err(ApiError::NotFound(_)) => {
             let name = &pod.metadata.name;
