@@ -1,5 +1,5 @@
 //! Project tasks: `cargo demo`, `cargo xtask sim --seeds N`, `cargo xtask chaos`, `cargo xtask check`,
-//! `cargo xtask kube-binaries`, `cargo xtask test`.
+//! `cargo xtask crds`, `cargo xtask kube-binaries`, `cargo xtask test`.
 
 mod kubernetes;
 
@@ -60,7 +60,7 @@ fn run_task() -> Result<()> {
         }
         [] => bail!("no task is named\n{USAGE}"),
         [task, ..] => {
-            bail!("task {task:?} is not one of demo, sim, chaos, kube-binaries, test, check\n{USAGE}")
+            bail!("task {task:?} is not one of demo, sim, chaos, crds, kube-binaries, test, check\n{USAGE}")
         }
     }
 }
