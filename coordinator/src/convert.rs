@@ -15,10 +15,11 @@ use phalanx_core::event::{Event, NodeSpec, Outcome};
 
 use crate::api::store::{node_name, phase};
 use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
+use crate::jobs::named_group;
 use crate::manifest::group::{read_node, read_pod_group, read_queue, read_stored_priority};
 use crate::manifest::names::{
-    EXACTNESS, GPU_UUIDS, GROUP_NAME, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM,
-    parse_run_for, parse_switch, shared_text,
+    EXACTNESS, GPU_UUIDS, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM, parse_run_for,
+    parse_switch, shared_text,
 };
 use crate::manifest::pod::read_pod;
 use crate::manifest::reader::{Cursor, Sink};
@@ -183,7 +184,7 @@ fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink) -> GangSpec {
 
 fn pod_event(reading: &Reading, object: &Object) -> Converted {
     let own_group = lone::gang_name(reading, object);
-    let named = object.annotation(GROUP_NAME).filter(|_| reading.is_ours(object));
+    let named = named_group(object).filter(|_| reading.is_ours(object));
     let Some(group) = named.or(own_group.as_deref()) else {
         return Converted { event: other::other_pod(object), warnings: Vec::new() };
     };

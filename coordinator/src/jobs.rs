@@ -49,6 +49,10 @@ pub struct Jobs {
     owners: Owners,
     /// Lone pods whose PodGroup is not made yet, by when it is.
     later: BTreeSet<(Time, ObjectKey)>,
+    /// The same by pod.
+    later_at: BTreeMap<ObjectKey, Time>,
+    /// The next PodGroups for lone pods are made then at the earliest.
+    lone_pause: Time,
     dirty: BTreeSet<ObjectKey>,
     reading: Reading,
 }
@@ -111,6 +115,7 @@ impl Jobs {
                 self.pods_of_job.remove(job);
             }
         }
+        self.keep_later(key, None);
         self.mark(&object);
     }
 
@@ -162,10 +167,12 @@ impl Jobs {
 
     /// The same, apart for each object that asks for it, in the order in which they arrived.
     pub fn writes_by_object(&mut self, now: Time) -> Vec<(ObjectKey, Writes)> {
-        while self.next_due().is_some_and(|due| due <= now) {
-            self.dirty.extend(self.later.pop_first().map(|(_, key)| key));
+        let mut lone_left = if self.lone_pause <= now { LONE_AT_A_TIME } else { 0 };
+        for _ in 0..lone_left {
+            let Some((_, key)) = self.later.first().filter(|(due, _)| *due <= now).cloned() else { break };
+            self.keep_later(&key, None);
+            self.dirty.insert(key);
         }
-        let mut lone_left = LONE_AT_A_TIME;
         let dirty = std::mem::take(&mut self.dirty).into_iter();
         let mut dirty: Vec<(ObjectKey, Arc<Object>)> =
             dirty.filter_map(|key| Some((key.clone(), Arc::clone(self.objects.get(&key)?)))).collect();
@@ -200,7 +207,34 @@ impl Jobs {
     /// When something is to be written although nothing changes.
     #[must_use]
     pub fn next_due(&self) -> Option<Time> {
-        self.later.first().map(|(due, _)| *due)
+        self.later.first().map(|(due, _)| (*due).max(self.lone_pause))
+    }
+
+    /// A lone pod is looked at then, or not by itself.
+    fn keep_later(&mut self, pod: &ObjectKey, due: Option<Time>) {
+        let before = match due {
+            Some(due) => self.later_at.insert(pod.clone(), due),
+            None => self.later_at.remove(pod),
+        };
+        if let Some(before) = before {
+            self.later.remove(&(before, pod.clone()));
+        }
+        self.later.extend(due.map(|due| (due, pod.clone())));
+    }
+
+    /// True where the PodGroup of a lone pod is to be made now, which is noted; else it is looked at again. It is placed
+    /// without one, and an object for each would cost more than the placement.
+    fn is_time_for_group(&mut self, key: &ObjectKey, pod: &Object, now: Time, lone_left: &mut usize) -> bool {
+        let wait = if node_name(pod).is_some() { LONE_BOUND } else { LONE_WAITING };
+        let due = pod.metadata.creation + wait;
+        if now < due || *lone_left == 0 {
+            self.keep_later(key, Some(due));
+            return false;
+        }
+        self.keep_later(key, None);
+        *lone_left -= 1;
+        self.lone_pause = now + LONE_PAUSE;
+        true
     }
 
     fn pod_writes(
@@ -214,16 +248,6 @@ impl Jobs {
         if !is_bare(&self.reading, pod) {
             return;
         }
-        if self.reading.has_lone_pods() && pod.metadata.controller.is_none() {
-            // It is placed without a PodGroup, and an object for each would cost more than the placement.
-            let wait = if node_name(pod).is_some() { LONE_BOUND } else { LONE_WAITING };
-            let due = pod.metadata.creation + wait;
-            if now < due || *lone_left == 0 {
-                self.later.insert((due.max(now + LONE_PAUSE), key.clone()));
-                return;
-            }
-            *lone_left -= 1;
-        }
         let top = match &pod.metadata.controller {
             Some(controller) => match self.owners.of_pod(key, controller) {
                 Some(top) => Some(top.clone()),
@@ -233,8 +257,15 @@ impl Jobs {
         };
         let group = expand::made_group_name(pod, top.as_ref());
         let group = ObjectKey::new(Kind::PodGroup, &key.namespace, &group);
-        let group = self.objects.get(&group).map(|group| &**group);
-        expand::bare_pod(pod, top.as_ref(), group, writes);
+        let group = self.objects.get(&group).cloned();
+        let mut wanted = Writes::default();
+        expand::bare_pod(pod, top.as_ref(), group.as_deref(), &mut wanted);
+        let is_lone = self.reading.has_lone_pods() && top.is_none();
+        if wanted.mutations.is_empty() {
+            self.keep_later(key, None);
+        } else if !is_lone || self.is_time_for_group(key, pod, now, lone_left) {
+            *writes = wanted;
+        }
     }
 
     /// A PodGroup that was made for an owner goes with its last pod: alone it would wait for pods and take quota.
@@ -319,7 +350,12 @@ pub(crate) fn is_bare(reading: &Reading, pod: &Object) -> bool {
         Some(_) => group.starts_with(expand::MADE_GROUP),
         None => group == expand::made_group_name(pod, None),
     };
-    reading.is_ours(pod) && pod.annotation(GROUP_NAME).is_none_or(is_made)
+    reading.is_ours(pod) && named_group(pod).is_none_or(is_made)
+}
+
+/// The PodGroup that a pod names; as in Volcano an empty name is none.
+pub(crate) fn named_group(pod: &Object) -> Option<&str> {
+    pod.annotation(GROUP_NAME).filter(|name| !name.is_empty())
 }
 
 /// True for a PodGroup that was made for the pods of its controller.

@@ -10,7 +10,7 @@ use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName,
 use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
 use phalanx_common::units::{Millis, Time};
-use phalanx_coordinator::api::{ApiError, Change, ChangeBody, Kind, Object};
+use phalanx_coordinator::api::{ApiError, Change, ChangeBody, ControllerRef, Kind, Object};
 use phalanx_coordinator::convert::status::{
     format_time, parse_time, pod_group_status, pod_start, pod_status, queue_status,
 };
@@ -659,4 +659,37 @@ fn disruption_budgets_are_told_as_kubernetes_shows_them() {
     object.spec = json!({});
     let Event::BudgetApplied(budget) = event(&object) else { panic!() };
     assert_eq!(budget.selector, None, "no selector, no pod");
+}
+
+#[test]
+fn a_pod_that_names_no_group_and_has_no_owner_is_a_gang_of_one_where_it_is_read_so() {
+    let reading = Reading::default().with_lone_pods();
+    let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: a, labels: {volcano.sh/queue-name: q}}\nspec: {schedulerName: phalanx, priorityClassName: high, containers: [{name: c}]}\n";
+    let mut object = stored(text).remove(0);
+    for empty in [false, true] {
+        if empty {
+            let names = ["scheduling.k8s.io/group-name", "scheduling.volcano.sh/queue-name"];
+            object.metadata.annotations.extend(names.map(|name| (name.to_owned(), String::new())));
+        }
+        let Some(Event::LonePodApplied { gang, pod }) = event_of_object(&reading, &object).event else {
+            panic!("{object:?}")
+        };
+        assert_eq!((&gang.name, &pod.gang), (&GangName::new("a", "podgroup-uid-0"), &gang.name));
+        assert!(gang.is_lone_pod() && gang.is_of_lone_pod(&pod.uid) && gang.min_member == 1);
+        assert_eq!((gang.queue.as_str(), gang.priority_class.as_deref()), ("q", Some("high")));
+        assert_eq!((gang.created, pod_of_object(&reading, &object)), (Time(5000), Some(pod)));
+    }
+    // One that names its PodGroup, made since, is a pod of that.
+    let named = ("scheduling.k8s.io/group-name".to_owned(), "podgroup-uid-0".to_owned());
+    object.metadata.annotations.extend([named]);
+    assert!(matches!(event_of_object(&reading, &object).event, Some(Event::PodApplied(_))));
+    // One that something looks after belongs to a gang with others, and waits for its PodGroup.
+    object.metadata.annotations.clear();
+    object.metadata.controller = Some(ControllerRef {
+        api_version: "apps/v1".to_owned(),
+        kind: "ReplicaSet".to_owned(),
+        name: "r".to_owned(),
+        uid: "r".to_owned(),
+    });
+    assert_eq!(event_of_object(&reading, &object).event, None);
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use phalanx_common::units::Time;
 use phalanx_coordinator::api::store::Store;
 use phalanx_coordinator::api::{ApiError, ControllerRef, Kind, Mutation, Object, ObjectKey, Preconditions};
+use phalanx_coordinator::convert::Reading;
 use phalanx_coordinator::jobs::{Jobs, TopOwner, reconcile};
 use phalanx_coordinator::manifest::parse;
 use serde_json::{Value, json};
@@ -637,4 +638,89 @@ fn defaults_that_the_api_server_fills_into_a_group_are_no_change() {
     group.spec["subGroupPolicy"] = json!([]);
     world.mutate(Mutation::Update(Box::new(group))).unwrap();
     assert_eq!(world.settle(), Vec::<String>::new());
+}
+
+/// Pods that nothing looks after, as many as numbers; in Kubernetes such pods are placed without a PodGroup.
+fn lone_pods(jobs: &mut Jobs, numbers: std::ops::Range<u32>) -> Vec<Object> {
+    let made: Vec<Object> = numbers
+        .map(|number| {
+            let mut pod = Object::new(Kind::Pod, "a", &format!("p{number}"))
+                .with_spec(json!({ "schedulerName": "phalanx", "containers": [{ "name": "c" }] }));
+            pod.metadata.uid = format!("u{number}");
+            pod
+        })
+        .collect();
+    made.iter().for_each(|pod| jobs.applied(&Arc::new(pod.clone())));
+    made
+}
+
+fn lone_left(jobs: &Jobs) -> usize {
+    jobs.kept().into_iter().find(|(name, _)| *name == "lone_pods").unwrap().1
+}
+
+#[test]
+fn lone_pods_get_their_groups_later_and_a_few_at_a_time() {
+    let mut jobs = Jobs::with(Reading::default().with_lone_pods());
+    let pods = lone_pods(&mut jobs, 0..20);
+    assert_eq!(jobs.writes(Time(0)).mutations, []);
+    assert_eq!((jobs.next_due(), lone_left(&jobs)), (Some(Time(5_000)), 20));
+    // However often it changes, it stands there once; what is gone, or has ended, asks for nothing.
+    for version in 1..5 {
+        let mut pod = pods[0].clone();
+        pod.metadata.resource_version = version;
+        jobs.applied(&Arc::new(pod));
+        assert_eq!(jobs.writes(Time(4_900 + version)).mutations, []);
+    }
+    assert_eq!(lone_left(&jobs), 20);
+    jobs.deleted(&pods[19].key());
+    assert_eq!(lone_left(&jobs), 19);
+    let mut ended = pods[18].clone();
+    ended.status = json!({ "phase": "Succeeded" });
+    jobs.applied(&Arc::new(ended));
+    // One that is bound has more time.
+    let mut bound = pods[17].clone();
+    bound.spec["nodeName"] = json!("n");
+    jobs.applied(&Arc::new(bound));
+
+    let made =
+        |writes: Vec<Mutation>| writes.iter().filter(|write| matches!(write, Mutation::Create(_))).count();
+    assert_eq!(made(jobs.writes(Time(5_000)).mutations), 8);
+    assert_eq!(jobs.next_due(), Some(Time(5_200)));
+    assert_eq!(made(jobs.writes(Time(5_100)).mutations), 0);
+    assert_eq!(made(jobs.writes(Time(5_200)).mutations), 8);
+    assert_eq!(made(jobs.writes(Time(5_400)).mutations), 1);
+    assert_eq!((jobs.next_due(), lone_left(&jobs)), (Some(Time(15_000)), 1));
+    assert_eq!(made(jobs.writes(Time(15_000)).mutations), 1);
+    assert_eq!((jobs.next_due(), lone_left(&jobs)), (None, 0));
+}
+
+#[test]
+fn lone_pods_that_have_their_groups_hold_up_no_other() {
+    let mut jobs = Jobs::with(Reading::default().with_lone_pods());
+    for mut pod in lone_pods(&mut jobs, 0..50) {
+        let name = format!("podgroup-{}", pod.metadata.uid);
+        let mut group = Object::new(Kind::PodGroup, "a", &name);
+        group.metadata.uid = format!("group-of-{}", pod.metadata.uid);
+        jobs.applied(&Arc::new(group));
+        pod.metadata.annotations.insert("scheduling.k8s.io/group-name".to_owned(), name);
+        jobs.applied(&Arc::new(pod));
+    }
+    lone_pods(&mut jobs, 90..91);
+    let writes: Vec<String> = jobs.writes(Time(60_000)).mutations.iter().map(Mutation::target).collect();
+    assert_eq!(writes, ["PodGroup a/podgroup-u90", "Pod a/p90"]);
+    assert_eq!((jobs.next_due(), lone_left(&jobs)), (None, 0));
+}
+
+#[test]
+fn empty_names_of_group_and_queue_are_none() {
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, labels: {volcano.sh/queue-name: q}}\nspec: {schedulerName: phalanx, containers: [{name: c}]}\n";
+    let mut pod = parse(pod, "f.yaml").objects.remove(0);
+    pod.metadata.uid = "u".to_owned();
+    for name in ["scheduling.k8s.io/group-name", "scheduling.volcano.sh/queue-name", "volcano.sh/queue-name"]
+    {
+        pod.metadata.annotations.insert(name.to_owned(), String::new());
+    }
+    let writes = reconcile(&[Arc::new(pod)], Time(0)).mutations;
+    let Mutation::Create(group) = &writes[0] else { panic!("{writes:?}") };
+    assert_eq!((group.metadata.name.as_str(), &group.spec["queue"]), ("podgroup-u", &json!("q")));
 }

@@ -328,6 +328,7 @@ fn made_group(pod: &Object, top: Option<&TopOwner>, name: &str, writes: &mut Wri
     }
     let minimum = top.map_or(1, |top| minimum_of(pod, top, writes));
     let of_top = top.and_then(|top| top.annotations.get(QUEUE_NAME)).map(String::as_str);
+    let of_top = of_top.filter(|queue| !queue.is_empty());
     let mut spec = Map::new();
     spec.insert("minMember".to_owned(), json!(minimum));
     spec.insert("queue".to_owned(), json!(named_queue(pod).or(of_top).unwrap_or(DEFAULT_QUEUE)));
@@ -343,7 +344,8 @@ fn made_group(pod: &Object, top: Option<&TopOwner>, name: &str, writes: &mut Wri
 
 fn named_queue(pod: &Object) -> Option<&str> {
     let label = pod.metadata.labels.get(QUEUE_NAME_LABEL).map(String::as_str);
-    pod.annotation(QUEUE_NAME).or_else(|| pod.annotation(QUEUE_NAME_LABEL)).or(label)
+    let named = [pod.annotation(QUEUE_NAME), pod.annotation(QUEUE_NAME_LABEL), label];
+    named.into_iter().flatten().find(|queue| !queue.is_empty())
 }
 
 /// Queue of a pod that names no PodGroup.
