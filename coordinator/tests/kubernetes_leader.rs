@@ -4,6 +4,8 @@
 
 mod support;
 
+#[path = "kube_proxy/mod.rs"]
+mod kube_proxy;
 #[path = "support/kubernetes.rs"]
 mod kubernetes;
 
@@ -14,6 +16,8 @@ use kube::api::{Api, DeleteParams, PostParams};
 use phalanx_devcluster::hollow::NAMESPACE;
 use phalanx_kubernetes::election::LEASE_NAME;
 
+use http::Method;
+use kube_proxy::{Proxy, Spoil};
 use kubernetes::{KubernetesCluster, LEASE_SECONDS, Replica, until};
 
 const NODES: usize = 4;
@@ -97,6 +101,34 @@ async fn a_leader_that_is_told_to_stop_is_followed_at_once() {
     cluster.until_running("second", 4).await;
     cluster.until_settled(&["first", "second"]).await;
     assert_eq!(cluster.refused(), 0);
+    first.check();
+    second.check();
+}
+
+/// The API server answers nothing while a new leader reads what is stored: whoever stops it need not wait for that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_told_to_stop_before_it_has_begun_gives_the_lease_back() {
+    let cluster = KubernetesCluster::start(1, GPUS, 2).await;
+    let proxy = Proxy::before(cluster.servers.kubeconfig()).await;
+    let mut first = cluster.replica(1, None);
+    cluster.leader().await;
+    let mut second = cluster.replica_over(0, &proxy.kubeconfig(), None, &[]);
+    let standby = second.admin().await;
+    until("it stands by", || async { (support::get(&standby, "/readyz").await.status == 200).then_some(()) })
+        .await;
+    // Its watches go on; what is asked from now on has no answer.
+    let asked = proxy.count(&Method::GET, "/gangplans");
+    proxy.spoil(100, Method::GET, "/gangplans", Spoil::Swallow);
+    first.signal("-TERM");
+    assert_eq!(first.ended().await.code(), Some(0));
+    until("it has the Lease and asks", || async {
+        (proxy.count(&Method::GET, "/gangplans") > asked).then_some(())
+    })
+    .await;
+    assert!(cluster.holder().await.is_some_and(|(name, _)| name.starts_with("replica-0_")));
+    second.signal("-TERM");
+    assert_eq!(second.ended().await.code(), Some(0));
+    assert_eq!(cluster.holder().await.map(|(name, _)| name), Some(String::new()));
     first.check();
     second.check();
 }

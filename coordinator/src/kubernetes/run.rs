@@ -18,7 +18,6 @@ use phalanx_kubernetes::election::Leadership;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use self::lead::Lead;
 use self::open::Agents;
 use super::{KubernetesApi, TermStore};
 use crate::admin::AdminParts;
@@ -198,7 +197,7 @@ impl Replica {
             return End::Stopped;
         };
         tracing::info!(term = counter, "this replica leads");
-        Lead::begin(self, counter).await.run(stop).await
+        lead::lead(self, counter, stop).await
     }
 
     /// Waits until everything that is stored is known, and then until the Lease is ours.

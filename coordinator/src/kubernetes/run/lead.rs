@@ -9,7 +9,7 @@ use phalanx_core::Core;
 use phalanx_kubernetes::client::Pace;
 use phalanx_kubernetes::election::{ElectionError, Leadership};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 
 use super::super::admin_endpoint::{self, AdminAddress};
 use super::super::owners::OwnerLookup;
@@ -18,9 +18,8 @@ use super::super::service::{self, ServiceParts};
 use super::super::{fresh, volcano};
 use super::open::write_time_out;
 use super::{End, Replica};
-use crate::agents::AgentServer;
 use crate::api::{Api, ApiError, Kind, Object};
-use crate::coordinator::{self, Endpoints, follow};
+use crate::coordinator::{self, follow};
 use crate::driver::{self, Driver, Permit};
 use crate::manifest::names::SCHEDULER_VOLCANO;
 use crate::recorder::Recorder;
@@ -35,21 +34,13 @@ const RELEASE: Duration = Duration::from_secs(2);
 const LOST_PARTS: Duration = Duration::from_secs(1);
 /// Evictions that wait for their event; one more has none.
 const EVICTIONS: usize = 256;
-/// Pause before the leader's address is written again.
+/// Pause before the leader's address is written again where it could not be.
 const PUBLISH_AGAIN: Duration = Duration::from_secs(10);
+/// How often it is written although it was: a former leader's last write may have come after ours, and people may have
+/// removed it.
+const PUBLISH_EVERY: Duration = Duration::from_secs(60);
 /// How often it is looked whether Volcano's scheduler runs.
 const VOLCANO_LOOK: Duration = Duration::from_secs(60);
-
-/// A leader.
-pub(super) struct Lead {
-    leadership: Leadership,
-    lost: JoinHandle<ElectionError>,
-    endpoints: Endpoints,
-    agents: AgentServer,
-    stop: tokio::sync::watch::Sender<bool>,
-    others: JoinSet<()>,
-    running: Result<Running, ApiError>,
-}
 
 /// The loop and its writer.
 struct Running {
@@ -60,77 +51,84 @@ struct Running {
     rivals: JoinHandle<()>,
 }
 
-impl Lead {
-    /// Starts everything under the term of this counter.
-    pub(super) async fn begin(replica: Replica, counter: u64) -> Self {
-        let leadership = replica.leadership.clone();
-        // From the first moment on: reading a large cluster may take longer than the Lease lasts.
-        let lost = tokio::spawn({
-            let leadership = leadership.clone();
-            async move { leadership.keep().await }
-        });
-        let Replica { endpoints, agents, stop, mut others, .. } = replica;
-        let parts = Parts {
-            config: replica.config,
-            kubernetes: replica.kubernetes,
-            incarnation: replica.incarnation,
-            api: replica.api,
-            leadership: leadership.clone(),
-            clock: replica.clock,
-            recorder: replica.recorder,
-            progress: replica.progress,
-            metrics: replica.metrics,
-            senders: replica.senders,
-            inputs: replica.inputs,
-            term: replica.term,
-        };
-        let running = parts.start(counter, &mut others).await;
-        Self { leadership, lost, endpoints, agents, stop, others, running }
-    }
-
-    /// Leads until `stop` is there or the Lease is lost, and ends everything.
-    pub(super) async fn run(self, stop: Pin<&mut impl Future<Output = ()>>) -> End {
-        let Self { leadership, mut lost, endpoints, agents, stop: stopping, mut others, running } = self;
-        let mut running = match running {
-            Ok(running) => running,
-            Err(error) => {
-                tracing::warn!(%error, "what is stored could not be read: this replica cannot lead");
-                give_back(&leadership, &lost).await;
-                return End::Crashed;
-            }
-        };
-        let end = tokio::select! {
-            biased;
-            why = &mut lost => {
-                let why = why.map_or_else(|error| error.to_string(), |why| why.to_string());
-                tracing::warn!(why, "this replica leads no more: nothing more is sent, and it ends");
-                End::Lost
-            }
-            () = stop => End::Stopped,
-            () = ended(&running.driver) => ended_by_itself(&running, &leadership),
-            _ = &mut running.rivals => End::Stopped,
-        };
-        endpoints.remove();
-        stopping.send_replace(true);
-        if end == End::Stopped {
-            finish(running, &mut others).await;
-            give_back(&leadership, &lost).await;
-            agents.stop().await;
-        } else {
-            running.writer.abort();
-            running.rivals.abort();
-            others.shutdown().await;
-            let parts = async {
-                if let Ok(recorder) = running.driver.await {
-                    let _ = tokio::task::spawn_blocking(|| recorder.finish()).await;
-                }
+/// Leads under the term of this counter until `stop` is there or the Lease is lost, and ends everything.
+pub(super) async fn lead(
+    replica: Replica,
+    counter: u64,
+    mut stop: Pin<&mut impl Future<Output = ()>>,
+) -> End {
+    let leadership = replica.leadership.clone();
+    // From the first moment on: reading a large cluster may take longer than the Lease lasts.
+    let mut lost = tokio::spawn({
+        let leadership = leadership.clone();
+        async move { leadership.keep().await }
+    });
+    let Replica { endpoints, agents, stop: stopping, mut others, .. } = replica;
+    let parts = Parts {
+        config: replica.config,
+        kubernetes: replica.kubernetes,
+        incarnation: replica.incarnation,
+        api: replica.api,
+        leadership: leadership.clone(),
+        clock: replica.clock,
+        recorder: replica.recorder,
+        progress: replica.progress,
+        metrics: replica.metrics,
+        senders: replica.senders,
+        inputs: replica.inputs,
+        term: replica.term,
+    };
+    let started = tokio::select! {
+        biased;
+        why = &mut lost => Err(lost_because(why)),
+        () = &mut stop => Err(End::Stopped),
+        running = parts.start(counter, &mut others) => running.map_err(|error| {
+            tracing::warn!(%error, "what is stored could not be read: this replica cannot lead");
+            End::Crashed
+        }),
+    };
+    let (end, running) = match started {
+        Err(end) => (end, None),
+        Ok(mut running) => {
+            let end = tokio::select! {
+                biased;
+                why = &mut lost => lost_because(why),
+                () = stop => End::Stopped,
+                () = ended(&running.driver) => ended_by_itself(&running, &leadership),
+                _ = &mut running.rivals => End::Stopped,
             };
-            let _ = tokio::time::timeout(LOST_PARTS, parts).await;
-            lost.abort();
-            agents.stop().await;
+            (end, Some(running))
         }
-        end
+    };
+    endpoints.remove();
+    stopping.send_replace(true);
+    let is_ours = match running {
+        Some(running) if end == End::Stopped => {
+            finish(running, &mut others).await;
+            true
+        }
+        Some(running) => {
+            abandon(running, &mut others).await;
+            false
+        }
+        None => {
+            others.shutdown().await;
+            end != End::Lost
+        }
+    };
+    if is_ours {
+        give_back(&leadership, &lost).await;
+    } else {
+        lost.abort();
     }
+    agents.stop().await;
+    end
+}
+
+fn lost_because(why: Result<ElectionError, JoinError>) -> End {
+    let why = why.map_or_else(|error| error.to_string(), |why| why.to_string());
+    tracing::warn!(why, "this replica leads no more: nothing more is sent, and it ends");
+    End::Lost
 }
 
 /// Why the loop has ended although nobody told it to.
@@ -165,6 +163,19 @@ async fn finish(running: Running, others: &mut JoinSet<()>) {
         Err(error) => tracing::error!(%error, "the loop has crashed"),
     }
     others.shutdown().await;
+}
+
+/// Ends the loop and the writer of one that leads no more.
+async fn abandon(running: Running, others: &mut JoinSet<()>) {
+    running.writer.abort();
+    running.rivals.abort();
+    others.shutdown().await;
+    let parts = async {
+        if let Ok(recorder) = running.driver.await {
+            let _ = tokio::task::spawn_blocking(|| recorder.finish()).await;
+        }
+    };
+    let _ = tokio::time::timeout(LOST_PARTS, parts).await;
 }
 
 async fn give_back(leadership: &Leadership, keeper: &JoinHandle<ElectionError>) {
@@ -270,16 +281,17 @@ impl Parts {
     }
 }
 
-/// Writes where the leader's admin interface answers, until it is written.
+/// Keeps written where the leader's admin interface answers.
 async fn publish(client: kube::Client, namespace: String, address: AdminAddress) {
     let mut said = None;
-    while let Err(error) = admin_endpoint::publish(&client, &namespace, &address).await {
-        let text = error.to_string();
-        if said.as_ref() != Some(&text) {
+    loop {
+        let problem = admin_endpoint::publish(&client, &namespace, &address).await.err();
+        let problem = problem.map(|error| error.to_string());
+        if let Some(text) = problem.as_ref().filter(|_| problem != said) {
             tracing::warn!("{text}");
         }
-        said = Some(text);
-        tokio::time::sleep(PUBLISH_AGAIN).await;
+        tokio::time::sleep(if problem.is_some() { PUBLISH_AGAIN } else { PUBLISH_EVERY }).await;
+        said = problem;
     }
 }
 
