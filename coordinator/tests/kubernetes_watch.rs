@@ -490,7 +490,24 @@ async fn malformed_objects_are_warnings_and_all_others_go_on() {
         }
         user.create(Kind::PodGroup, &namespace, &format!("good-{at}"), example(Kind::PodGroup)).await;
     }
+    // Deeper than parsers go, where a definition keeps what it does not know: here in a pod's template.
+    let deep = format!("{}1{}", "{\"a\":".repeat(500), "}".repeat(500));
+    let body = format!(
+        r#"{{"apiVersion":"{}","kind":"Job","metadata":{{"name":"deep"}},"spec":{{"minAvailable":3,"tasks":[{{"name":"t",
+        "replicas":3,"template":{{"spec":{{"containers":[{{"name":"c","image":"i"}}],"theirs":{deep}}}}}}}]}}}}"#,
+        Kind::Job.api_version(),
+    );
+    let path = format!("/apis/{}/namespaces/{namespace}/jobs", Kind::Job.api_version());
+    let request = http::Request::post(path).header("content-type", "application/json");
+    direct.request_text(request.body(body.into_bytes()).unwrap()).await.unwrap();
+    user.create(Kind::Job, &namespace, "beside", example(Kind::Job)).await;
     reader.reaches(&direct, &namespace, "with malformed objects").await;
+    let deep = ObjectKey::new(Kind::Job, &namespace, "deep");
+    for job in [api.mirror().get(&deep).unwrap(), Object::clone(&*api.get(&deep).await.unwrap())] {
+        let theirs = job.spec.pointer("/tasks/0/template/spec/theirs/a/a/a");
+        assert!(job.spec["minAvailable"] == 3 && theirs.is_some(), "{job:?}");
+    }
+    assert_eq!(api.watches().counts(Kind::Job).unwrap().lists.load(Ordering::Relaxed), 1);
     let reading = Reading::default();
     let converted = |name: &str| {
         let object = api.mirror().get(&ObjectKey::new(Kind::PodGroup, &namespace, name)).unwrap();
