@@ -27,6 +27,8 @@ const PACE: Duration = Duration::from_millis(4);
 /// An answer of the API server that takes longer is none. Three are asked for a token within the time an agent has for
 /// its Hello.
 const ANSWER: Duration = Duration::from_millis(1_500);
+/// A token that was taken is asked about again after this time: it may be good for long still, and its pod is gone.
+const TAKEN: Duration = Duration::from_secs(300);
 /// A token that was refused is not asked about again for this time: who is turned away comes back at once.
 const REFUSED: Duration = Duration::from_secs(10);
 /// The UID of our DaemonSet is asked again after this time.
@@ -132,11 +134,7 @@ impl Shared {
 
     fn remember(&self, key: [u8; 32], outcome: Result<Speaker, TokenRefusal>, expires: SystemTime) {
         let now = SystemTime::now();
-        let until = match &outcome {
-            Ok(_) => expires,
-            Err(refusal) if refusal.is_passing() => return,
-            Err(_) => now + REFUSED,
-        };
+        let Some(until) = holds_until(&outcome, expires, now) else { return };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if found.len() >= REMEMBERED {
             found.retain(|_, (_, until)| now < *until);
@@ -182,6 +180,18 @@ impl Shared {
         let known = uid.clone().map(|uid| (uid, Instant::now()));
         *self.daemon_set.lock().unwrap_or_else(PoisonError::into_inner) = known;
         Ok(uid)
+    }
+}
+
+/// How long what was found now about a token that ends then may be given again; `None` where it may not.
+fn holds_until(
+    outcome: &Result<Speaker, TokenRefusal>,
+    expires: SystemTime,
+    now: SystemTime,
+) -> Option<SystemTime> {
+    match outcome {
+        Ok(_) => Some(expires.min(now + TAKEN)),
+        Err(refusal) => (!refusal.is_passing()).then(|| now + REFUSED),
     }
 }
 
@@ -316,6 +326,20 @@ mod tests {
             let text = refusal(&|value| value["user"]["extra"][key] = json!([]));
             assert!(text.starts_with(&format!("token does not say {key}")), "{text}");
         }
+    }
+
+    #[test]
+    fn what_was_found_is_given_again_for_a_while_and_never_after_the_tokens_end() {
+        let Bound { pod, pod_uid, node, node_uid } = bound();
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+        let (soon, late) = (now + Duration::from_secs(7), now + Duration::from_secs(3_600));
+        let taken = Ok(Speaker { node, node_uid, pod, pod_uid, expires: late });
+        assert_eq!(holds_until(&taken, soon, now), Some(soon));
+        // The pod may be deleted long before its token ends.
+        assert_eq!(holds_until(&taken, late, now), Some(now + TAKEN));
+        let gone = Err(TokenRefusal::PodGone("agent-x".to_owned()));
+        assert_eq!(holds_until(&gone, late, now), Some(now + REFUSED));
+        assert_eq!(holds_until(&Err(unanswered("get pod", "no")), late, now), None);
     }
 
     #[test]
