@@ -93,6 +93,13 @@ impl Jobs {
         if self.objects.get(&key).is_some_and(|old| old.metadata.uid != object.metadata.uid) {
             self.deleted(&key);
         }
+        if let Some(old) =
+            self.objects.get(&key).filter(|old| old.metadata.controller != object.metadata.controller)
+            && let (Kind::Pod, Some(controller)) = (key.kind, &old.metadata.controller)
+        {
+            // It was orphaned, or adopted.
+            self.owners.forget(&key, controller);
+        }
         self.mark(object);
         if let Some(job) = job_of_pod(object) {
             self.pods_of_job.entry(job.to_owned()).or_default().insert(key.clone());

@@ -605,6 +605,21 @@ fn pods_of_one_owner_share_the_group_that_is_made_for_it() {
 }
 
 #[test]
+fn what_looked_after_an_orphan_is_forgotten() {
+    let mut jobs = Jobs::new();
+    let Mutation::Create(mut pod) = replica("p", "r1") else { panic!("a pod is made") };
+    pod.metadata.uid = "u".to_owned();
+    jobs.applied(&Arc::new((*pod).clone()));
+    jobs.writes(Time(0));
+    let owners = |jobs: &Jobs| jobs.kept().into_iter().find(|(name, _)| *name == "owners_of_pods").unwrap().1;
+    assert_eq!((owners(&jobs), jobs.unknown_owners().count()), (1, 1));
+    pod.metadata.controller = None;
+    jobs.applied(&Arc::new((*pod).clone()));
+    jobs.deleted(&pod.key());
+    assert_eq!((owners(&jobs), jobs.unknown_owners().count()), (0, 0));
+}
+
+#[test]
 fn a_new_leader_removes_no_group_whose_pods_it_does_not_know_yet() {
     let mut world = World { jobs: Jobs::new(), ..World::new("") };
     let mut group = Object::new(Kind::PodGroup, "a", "podgroup-d1").with_spec(json!({ "minMember": 1 }));
