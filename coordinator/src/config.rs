@@ -117,7 +117,7 @@ pub struct RunArguments {
     /// A leader that is gone is followed after this [default: 15s]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub lease_duration: Option<String>,
-    /// A leader that could not renew its Lease for this long ends; below --lease-duration [default: 10s]
+    /// A leader that could not renew its Lease for this long ends; 500ms below --lease-duration or more [default: 10s]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub renew_deadline: Option<String>,
     /// Time between two renewals; 1.2 times it is below --renew-deadline [default: 2s]

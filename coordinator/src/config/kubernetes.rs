@@ -13,6 +13,9 @@ use crate::manifest::names::{SCHEDULER_PHALANX, label_problem};
 
 /// Namespace of everything that is Phalanx's own, when nothing else is said.
 const DEFAULT_NAMESPACE: &str = "phalanx-system";
+/// Least time between the moment when a leader stops and the moment when the next one may begin: its last requests are
+/// answered, or given up, in between.
+const LAST_ANSWER: Duration = Duration::from_millis(500);
 /// Keys that mean nothing without `kubernetes`.
 const KEYS: [&str; 12] = [
     "kubeconfig",
@@ -138,12 +141,13 @@ fn times(values: &mut Values) -> LeaseTimes {
         return default;
     }
     // Blame what was set: the other is a default the operator may not know.
-    if renew_deadline >= lease_duration {
+    if renew_deadline + LAST_ANSWER > lease_duration {
+        let least = shown(LAST_ANSWER);
         if values.written("renew-deadline").is_some() {
-            let limit = format!("below lease-duration, which is {}", shown(lease_duration));
+            let limit = format!("at least {least} below lease-duration, which is {}", shown(lease_duration));
             values.wrong("renew-deadline", &limit);
         } else {
-            let limit = format!("above renew-deadline, which is {}", shown(renew_deadline));
+            let limit = format!("at least {least} above renew-deadline, which is {}", shown(renew_deadline));
             values.wrong("lease-duration", &limit);
         }
     }
@@ -278,11 +282,15 @@ mod tests {
         };
         assert_eq!(
             error(None, Some("15s"), None),
-            "--renew-deadline: must be below lease-duration, which is 15s, found \"15s\""
+            "--renew-deadline: must be at least 500ms below lease-duration, which is 15s, found \"15s\""
         );
         assert_eq!(
             error(Some("10s"), None, None),
-            "--lease-duration: must be above renew-deadline, which is 10s, found \"10s\""
+            "--lease-duration: must be at least 500ms above renew-deadline, which is 10s, found \"10s\""
+        );
+        assert_eq!(
+            error(Some("5s"), Some("4600ms"), None),
+            "--renew-deadline: must be at least 500ms below lease-duration, which is 5s, found \"4600ms\""
         );
         assert_eq!(
             error(Some("5s"), Some("3s"), Some("2500ms")),
