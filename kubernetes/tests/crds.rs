@@ -1,5 +1,7 @@
 //! The manifests in deploy/crds are those of the types, and the definitions are what Volcano's users expect.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
