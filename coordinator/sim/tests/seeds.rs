@@ -71,7 +71,9 @@ fn what_does_not_go_wrong_is_not_counted() {
         |seed| Options { rates: Some(calm), crash_at_action: Some(u64::MAX), ..Options::seed(seed) };
     for report in reports(40, options) {
         assert_eq!(report.failure, None, "seed {}", report.seed);
-        for name in report.counts.keys().filter(|name| *name != "fault: pod bound by somebody else") {
+        // What others do to pods and nodes is drawn with the work, whatever goes wrong.
+        let of_others = ["fault: pod bound by somebody else", "fault: pod of another scheduler"];
+        for name in report.counts.keys().filter(|name| !of_others.contains(&name.as_str())) {
             assert!(!name.starts_with("fault: "), "seed {}: {name}", report.seed);
             assert!(!name.starts_with("coordinator crash"), "seed {}: {name}", report.seed);
         }
