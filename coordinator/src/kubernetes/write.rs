@@ -305,10 +305,13 @@ impl Writes {
         if !head.status.is_success() {
             return Ok(Err(Refusal::new(head.status, &head.headers, &bytes)));
         }
-        serde_json::from_slice(&bytes).map(|Lean(answer)| Ok(answer)).map_err(|error| {
-            self.log.say(call, &format!("an answer that is no JSON: {error}"));
-            ApiError::Unknown
-        })
+        match serde_json::from_slice(&bytes) {
+            Ok(Lean(answer)) => Ok(Ok(answer)),
+            Err(error) => {
+                self.log.say(call, &format!("an answer that is no JSON: {error}"));
+                Err(ApiError::Unknown)
+            }
+        }
     }
 
     fn object(&self, key: &ObjectKey, answer: Value) -> Result<Arc<Object>, ApiError> {

@@ -1,5 +1,7 @@
 //! How hollow agents show who they are: in Kubernetes by a token of their pod, as the kubelet would give it to them.
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -207,7 +209,9 @@ async fn write_token(
     let text = asked.map_err(|error| HollowError::Token { node: node.clone(), source: Box::new(error) })?;
     std::fs::create_dir_all(folder).map_err(file(folder))?;
     let token_file = folder.join("token");
-    std::fs::write(&token_file, text).map_err(file(&token_file))?;
+    let written =
+        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&token_file);
+    written.and_then(|mut written| written.write_all(text.as_bytes())).map_err(file(&token_file))?;
     Ok(token_file)
 }
 
