@@ -451,7 +451,23 @@ fn a_plan_survives_the_way_through_an_object() {
     );
     let text = serde_json::to_string(&object).unwrap();
     let read: Object = serde_json::from_str(&text).unwrap();
-    assert_eq!(plan_of_object(&read), Ok(plan));
+    assert_eq!(plan_of_object(&read).as_ref(), Ok(&plan));
+
+    // An API server keeps no number above that of 63 bits: half of all leases would be others' after the way.
+    let mut large = plan.clone();
+    large.pods[0].lease = Some(LeaseId { term: 4, serial: u64::MAX - 6 });
+    let object = plan_object(&large).unwrap();
+    assert_eq!(object.spec["pods"][0]["lease"], "4.ffffffff-4294967289");
+    assert_eq!(object.spec["pods"][1]["lease"], Value::Null);
+    assert_eq!(plan_of_object(&object), Ok(large));
+    // A store of an earlier version has two numbers there.
+    let mut earlier = read.clone();
+    earlier.spec["pods"][0]["lease"] = json!({ "term": 4, "serial": 1 });
+    assert_eq!(plan_of_object(&earlier), Ok(plan));
+    let mut wrong = read.clone();
+    wrong.spec["pods"][0]["lease"] = json!("4-x");
+    let error = plan_of_object(&wrong).unwrap_err();
+    assert!(error.starts_with("GangPlan a/g: spec: pods[].lease: ") && error.contains("4-x"), "{error}");
 
     let mut wrong = read.clone();
     wrong.spec["term"] = json!(-1);

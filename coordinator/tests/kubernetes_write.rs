@@ -15,11 +15,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
 use phalanx_common::gang::PodBinding;
-use phalanx_common::ids::{ActionId, GangName, PodUid, QueueName, Term};
-use phalanx_common::plan::GangPlan;
+use phalanx_common::ids::{ActionId, GangName, LeaseId, NodeName, PodUid, QueueName, Term};
+use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::units::Time;
 use phalanx_coordinator::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use phalanx_coordinator::clock::Clock;
+use phalanx_coordinator::convert::plan_of_object;
 use phalanx_coordinator::kubernetes::normalize::Trim;
 use phalanx_coordinator::kubernetes::write::{WriteParts, Writes};
 use phalanx_coordinator::kubernetes::{KubernetesApi, Options};
@@ -371,7 +372,14 @@ fn plan(bench: &Bench, gang: &str, uid: &str, term: u64) -> GangPlan {
         gang_uid: Arc::from(uid),
         term,
         binding_deadline: Time(1_000),
-        pods: Vec::new(),
+        pods: vec![PlannedPod {
+            pod: PodUid::from("pod"),
+            name: Arc::from("pod"),
+            node: NodeName::from("node"),
+            // The API server keeps no such number: in JSON it is a float there.
+            lease: Some(LeaseId { term, serial: u64::MAX - 1 }),
+            gpus: Vec::new(),
+        }],
     }
 }
 
@@ -388,6 +396,7 @@ async fn plans_are_made_adopted_and_removed_by_compare_and_swap() {
     assert_eq!(bench.outcome(of(&bench, 5)).await, Outcome::Done);
     let stored = bench.api.get(&key).await.unwrap();
     assert_eq!(stored.metadata.owner.as_ref().unwrap().uid, group.metadata.uid);
+    assert_eq!(plan_of_object(&stored), Ok(plan(&bench, "gang", &group.metadata.uid, 5)));
     assert_eq!(bench.outcome(of(&bench, 6)).await, Outcome::Done);
     assert_eq!(bench.outcome(of(&bench, 5)).await, Outcome::Conflict, "a later leader's plan stays");
     let removal = |bench: &Bench, term| Command::DeletePlan { gang: bench.name("gang"), term };

@@ -1,8 +1,9 @@
 //! Plans as objects, and the writes that keep them: what a later leader has written stays, whoever is late.
 
-use phalanx_common::ids::GangName;
+use phalanx_common::ids::{GangName, LeaseId};
 use phalanx_common::plan::GangPlan;
 use phalanx_core::is_believable;
+use serde_json::{Map, Value};
 
 use crate::api::apply::merge;
 use crate::api::{ApiError, Kind, Mutation, Object, ObjectKey, Owner};
@@ -24,9 +25,23 @@ pub fn plan_object(plan: &GangPlan) -> Result<Object, ApiError> {
         name: plan.gang.name.to_string(),
         uid: plan.gang_uid.to_string(),
     });
-    object.spec = serde_json::to_value(plan)
-        .map_err(|error| ApiError::Invalid(format!("{}: cannot be written: {error}", object.key())))?;
+    let invalid = |error| ApiError::Invalid(format!("{}: cannot be written: {error}", object.key()));
+    let mut spec = serde_json::to_value(plan).map_err(invalid)?;
+    for (stored, pod) in pods_of(&mut spec).zip(&plan.pods) {
+        if let Some(lease) = pod.lease {
+            stored.insert(LEASE.to_owned(), Value::String(lease.to_string()));
+        }
+    }
+    object.spec = spec;
     Ok(object)
+}
+
+/// A lease is stored as text: an API server keeps no whole number above that of 63 bits, it rounds it.
+const LEASE: &str = "lease";
+
+fn pods_of(spec: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>> {
+    let pods = spec.get_mut("pods").and_then(Value::as_array_mut);
+    pods.into_iter().flatten().filter_map(Value::as_object_mut)
 }
 
 /// Reads a stored plan.
@@ -34,8 +49,17 @@ pub fn plan_object(plan: &GangPlan) -> Result<Object, ApiError> {
 /// # Errors
 /// What is wrong with it.
 pub fn plan_of_object(object: &Object) -> Result<GangPlan, String> {
-    let plan: GangPlan = serde_json::from_value(object.spec.clone())
-        .map_err(|error| format!("{}: spec: {error}; the plan is left out", object.key()))?;
+    let wrong = |error: String| format!("{}: spec: {error}; the plan is left out", object.key());
+    let mut spec = object.spec.clone();
+    for pod in pods_of(&mut spec) {
+        // Two numbers in a store of an earlier version: those were never an API server's.
+        if let Some(Value::String(text)) = pod.get(LEASE) {
+            let lease: LeaseId = text.parse().map_err(|error| wrong(format!("pods[].{LEASE}: {error}")))?;
+            let lease = serde_json::to_value(lease).map_err(|error| wrong(error.to_string()))?;
+            pod.insert(LEASE.to_owned(), lease);
+        }
+    }
+    let plan: GangPlan = serde_json::from_value(spec).map_err(|error| wrong(error.to_string()))?;
     let named = GangName::new(&object.metadata.namespace, &object.metadata.name);
     if plan.gang != named {
         return Err(format!("{}: spec.gang: names {}; the plan is left out", object.key(), plan.gang));
