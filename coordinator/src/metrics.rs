@@ -1,6 +1,7 @@
 //! Numbers for Prometheus. Labels take values from closed lists only, so that no user can make more of them.
 
 use std::fmt;
+use std::sync::atomic::AtomicUsize;
 
 use phalanx_core::action::Command;
 use phalanx_core::event::{Event, Outcome};
@@ -88,6 +89,8 @@ pub struct Metrics {
     pub pass_seconds: Histogram,
     /// Actions that wait for the writer.
     pub backlog: Gauge,
+    /// Writes of pods and plans that the writer has and that are not done: others give way to them. No series.
+    pub urgent_writes: AtomicUsize,
     /// 1 while objects cannot be written.
     pub storage_failed: Gauge,
     /// 1 while everything is recorded.
@@ -119,6 +122,7 @@ impl Default for Metrics {
             unsent: Counter::default(),
             pass_seconds: Histogram::new(exponential_buckets(0.000_01, 4.0, 10)),
             backlog: Gauge::default(),
+            urgent_writes: AtomicUsize::new(0),
             storage_failed: Gauge::default(),
             recording: Gauge::default(),
             relists: Counter::default(),

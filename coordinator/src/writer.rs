@@ -1,7 +1,7 @@
 //! Executes what the core asks of the API, and tells what came of it.
 //!
-//! Writes of one pod, gang or queue keep their order: one of them is under way at a time. So many of pods are, and so
-//! many of gangs and queues, so that plans do not wait behind Bindings nor Bindings behind statuses. The term is tried
+//! Writes of one pod, plan, gang or queue keep their order: one of them is under way at a time. So many of pods are, and so
+//! many of plans, so that plans do not wait behind Bindings; statuses give way to both. The term is tried
 //! until it is raised, and holds up nothing. Every call has a time-out; one that gives no answer in time may have been done, and
 //! the outcome says so.
 
@@ -10,7 +10,8 @@ mod pool;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, Term};
 use phalanx_core::action::{Action, Command};
@@ -20,7 +21,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-use self::pool::{Pool, Subject};
+use self::pool::{GIVES_WAY, Pool, Subject};
 use crate::api::apply::MOST_CONFLICTS;
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::clock::Clock;
@@ -43,7 +44,7 @@ const TERM_RETRY: Duration = Duration::from_secs(1);
 pub struct Limits {
     /// Writes to pods at once.
     pub pods: usize,
-    /// Plans and statuses at once.
+    /// Plans at once, and statuses.
     pub groups: usize,
     /// Longest wait for one call.
     pub time_out: Duration,
@@ -132,7 +133,11 @@ async fn work<A: Api>(worker: Arc<Worker<A>>, mut actions: mpsc::Receiver<Action
         tokio::select! {
             action = actions.recv(), if is_open && pool.waiting() < WAITING_ACTIONS => match action {
                 Some(action) => match Subject::of(&action.command) {
-                    Some(subject) => pool.push(subject, action),
+                    Some(subject) => {
+                        if let Some(action) = pool.push(subject, action, Instant::now()) {
+                            worker.tell(Event::ActionDone { action, outcome: Outcome::Done }).await;
+                        }
+                    }
                     None => tracing::debug!("an action that is no write came to the writer"),
                 },
                 None => is_open = false,
@@ -146,11 +151,13 @@ async fn work<A: Api>(worker: Arc<Worker<A>>, mut actions: mpsc::Receiver<Action
                     }
                 };
                 if let Some(subject) = subjects.remove(&id) {
-                    pool.ended(subject);
+                    pool.ended(subject, Instant::now());
                 }
             }
+            () = tokio::time::sleep(GIVES_WAY), if pool.holds_back() => {}
         }
-        while let Some((subject, action)) = pool.next() {
+        worker.metrics.urgent_writes.store(pool.urgent(), Ordering::Relaxed);
+        while let Some((subject, action)) = pool.next(Instant::now()) {
             let worker = Arc::clone(&worker);
             let task = running.spawn(async move { worker.execute(action).await });
             subjects.insert(task.id(), subject);
@@ -174,6 +181,10 @@ impl<A: Api> Worker<A> {
         if let Event::ActionDone { outcome: Outcome::Refused(why), .. } = &event {
             tracing::warn!(command = name, "the API refused a write: {why}");
         }
+        self.tell(event).await;
+    }
+
+    async fn tell(&self, event: Event) {
         // The loop is gone when the process ends: then nobody needs the outcome.
         let _ = self.outcomes.send(event).await;
     }

@@ -13,10 +13,11 @@ use phalanx_kube_binaries::Tool;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::Failure;
+use crate::costs::Costs;
 use crate::loads::{Load, NAMESPACE, QUEUE};
 use crate::pods::{self, AT_ONCE, Bound, LIMIT};
 use crate::report::Took;
+use crate::{Failure, Plan};
 
 const POLL: Duration = Duration::from_millis(100);
 /// What was created may still be on its way to those who watch.
@@ -79,7 +80,7 @@ impl Contender {
         self,
         installation: &mut Installation,
         load: Load,
-        nodes: usize,
+        plan: &Plan,
     ) -> Result<Took, Failure> {
         // Only the one that is measured works.
         let is_phalanx = self == Self::Phalanx;
@@ -89,10 +90,11 @@ impl Contender {
         } else if !runs && is_phalanx {
             installation.replica(0)?.start()?;
             installation.wait_for_leader().await?;
-            wait_for_agents(installation, nodes).await?;
+            wait_for_agents(installation, plan.nodes).await?;
         }
         let client = installation.client().clone();
         prepare(&client).await?;
+        let before = if plan.costs { Some(Costs::read(installation).await?) } else { None };
         let began = match self {
             Self::Bare => bare(&client, load).await,
             Self::Phalanx => phalanx(&client, load).await,
@@ -102,6 +104,9 @@ impl Contender {
                 kube_scheduler(&client, load).await
             }
         };
+        if let Some(before) = before {
+            Costs::read(installation).await?.print_since(&before, load.pods());
+        }
         if self == Self::KubeScheduler {
             installation.servers().stop_other(Tool::Scheduler);
         }

@@ -1,13 +1,15 @@
 //! Bindings a second on a real API server: Phalanx beside a bare loop that only posts the same Bindings, and beside
 //! kube-scheduler.
 //!
-//! `cargo bench -p phalanx-benches --bench kubernetes -- [--nodes N] [--rounds N] [--loads LIST] [--contenders LIST]`
+//! `cargo bench -p phalanx-benches --bench kubernetes -- [--nodes N] [--rounds N] [--loads LIST] [--contenders LIST]
+//! [--costs yes]`
 //!
 //! All run on one machine, taken in turn in each round: only the ratios of one run mean something. Where nothing else
 //! is said the clock of single pods starts at their first create; that of gangs starts when all of their objects are
 //! there and nothing is bound yet. It ends when a watch has shown the last pod bound.
 
 mod contenders;
+mod costs;
 mod loads;
 mod pods;
 mod report;
@@ -15,6 +17,7 @@ mod report;
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use phalanx_devcluster::hollow::{KubeletOptions, raise_file_limit};
 use phalanx_devcluster::installation::{Installation, InstallationOptions};
@@ -32,6 +35,8 @@ struct Plan {
     rounds: usize,
     loads: Vec<Load>,
     contenders: Vec<Contender>,
+    /// Processor time and requests of each round are printed.
+    costs: bool,
 }
 
 impl Plan {
@@ -41,6 +46,7 @@ impl Plan {
             rounds: 7,
             loads: vec![Load::Singles, Load::Gangs, Load::Large { pods: 200 }],
             contenders: vec![Contender::Bare, Contender::Phalanx, Contender::KubeScheduler],
+            costs: false,
         };
         let mut arguments = arguments.filter(|argument| argument != "--bench");
         while let Some(flag) = arguments.next() {
@@ -56,7 +62,11 @@ impl Plan {
                 "--contenders" => {
                     plan.contenders = value.split(',').map(Contender::read).collect::<Result<_, _>>()?;
                 }
-                _ => return Err(format!("{flag}: must be --nodes, --rounds, --loads or --contenders").into()),
+                "--costs" => plan.costs = value == "yes",
+                _ => {
+                    let known = "--nodes, --rounds, --loads, --contenders or --costs";
+                    return Err(format!("{flag}: must be {known}").into());
+                }
             }
         }
         Ok(plan)
@@ -97,12 +107,14 @@ async fn start(plan: &Plan) -> Result<(Installation, tempfile::TempDir), Failure
 async fn measure(plan: Plan) -> Result<bool, Failure> {
     let (mut installation, _ledgers) = start(&plan).await?;
     let mut report = Report::default();
+    let began = Instant::now();
     contenders::wait_for_agents(&installation, plan.nodes).await?;
+    println!("{} agents are connected after {:.1} s", plan.nodes, began.elapsed().as_secs_f64());
     report.memory("with all agents connected and nothing placed", &installation);
     for round in 1..=plan.rounds {
         for load in &plan.loads {
             for contender in plan.contenders.iter().filter(|contender| contender.takes(*load)) {
-                let took = contender.run(&mut installation, *load, plan.nodes).await?;
+                let took = contender.run(&mut installation, *load, &plan).await?;
                 println!("round {round} {load} {contender}: {took}");
                 report.add(*load, *contender, took);
             }

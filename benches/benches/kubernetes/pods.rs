@@ -129,23 +129,30 @@ impl Bound {
     }
 }
 
-/// Removes every pod and PodGroup, and waits until they are gone.
+/// Removes every pod and PodGroup, and waits until they are gone. PodGroups are removed again as long as pods were
+/// there, for which they may be made anew.
 pub async fn remove_all(client: &Client) -> Result<(), Failure> {
     let grace = DeleteParams::default().grace_period(0);
-    for (group, version, kind) in [("scheduling.volcano.sh", "v1beta1", "PodGroup"), ("", "v1", "Pod")] {
+    let api = |group: &str, version: &str, kind: &str| {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &resource);
-        let began = Instant::now();
-        loop {
-            api.delete_collection(&grace, &ListParams::default()).await?;
-            if api.list_metadata(&ListParams::default().limit(1)).await?.items.is_empty() {
-                break;
+        Api::<DynamicObject>::namespaced_with(client.clone(), NAMESPACE, &resource)
+    };
+    let kinds = [api("", "v1", "Pod"), api("scheduling.volcano.sh", "v1beta1", "PodGroup")];
+    let began = Instant::now();
+    loop {
+        let mut left = false;
+        for api in &kinds {
+            if !api.list_metadata(&ListParams::default().limit(1)).await?.items.is_empty() {
+                left = true;
+                api.delete_collection(&grace, &ListParams::default()).await?;
             }
-            if began.elapsed() > LIMIT {
-                return Err(format!("some objects of kind {kind} cannot be removed").into());
-            }
-            tokio::time::sleep(POLL).await;
         }
+        if !left {
+            return Ok(());
+        }
+        if began.elapsed() > LIMIT {
+            return Err("some pods and PodGroups cannot be removed".into());
+        }
+        tokio::time::sleep(POLL).await;
     }
-    Ok(())
 }

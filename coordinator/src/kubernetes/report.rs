@@ -4,7 +4,8 @@
 //! written about, and no Binding meets a pod that was changed under it. The texts are the PodGroup's own.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream;
@@ -33,6 +34,8 @@ const BATCH_REPORTS: usize = 50;
 const RETRY: Millis = Millis(30_000);
 /// Pause while writes of the core wait.
 const GIVE_WAY: Duration = Duration::from_millis(200);
+/// However much is written all the time, some reports are sent so often.
+const GIVE_WAY_AT_MOST: Duration = Duration::from_secs(5);
 
 /// What the reports are made of.
 #[derive(Debug)]
@@ -61,8 +64,8 @@ pub async fn run(parts: ReportParts) {
         table.known(object, clock.now());
     }
     drop(objects);
-    let mut sender =
-        Sender { api, clock, metrics, instance, pace: Pace::per_second(WRITES_PER_SECOND), number: 0 };
+    let pace = Pace::per_second(WRITES_PER_SECOND);
+    let mut sender = Sender { api, clock, metrics, instance, pace, number: 0, sent_last: Instant::now() };
     loop {
         let now = clock.now();
         let reports = if sender.must_give_way() { Vec::new() } else { table.due(now, BATCH_REPORTS) };
@@ -99,16 +102,20 @@ struct Sender {
     instance: String,
     pace: Pace,
     number: u64,
+    sent_last: Instant,
 }
 
 impl Sender {
-    /// True while Bindings, plans or statuses wait.
+    /// True while Bindings and plans wait or are under way, but not for ever.
     fn must_give_way(&self) -> bool {
-        self.metrics.backlog.get() > 0
+        let is_busy =
+            self.metrics.backlog.get() > 0 || self.metrics.urgent_writes.load(Ordering::Relaxed) > 0;
+        is_busy && self.sent_last.elapsed() < GIVE_WAY_AT_MOST
     }
 
     /// Sends them, and gives those that were not done and are wanted still.
     async fn send_all(&mut self, reports: Vec<Report>) -> Vec<Report> {
+        self.sent_last = Instant::now();
         let first = self.number;
         self.number += reports.len() as u64;
         let this = &*self;

@@ -1,16 +1,29 @@
 //! Which write goes next. Pure: writes of one thing keep their order and are never under way together; of each class so
-//! many are under way at once as it may have, whatever the others do.
+//! many are under way at once as it may have, whatever the others do. Statuses and removals of plans give way to the
+//! rest for a moment, and of several for one thing only the newest is written.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
-use phalanx_common::ids::{GangName, PodUid, QueueName};
+use phalanx_common::ids::{ActionId, GangName, PodUid, QueueName};
 use phalanx_core::action::{Action, Command};
+
+/// A status or the removal of a plan gives way to Bindings for so long.
+pub(super) const GIVES_WAY: Duration = Duration::from_secs(2);
+/// So many of those that gave way for long enough go beside Bindings.
+const BESIDE_BINDINGS: usize = 2;
+
+const PODS: usize = 0;
+const PLANS: usize = 1;
+const TERM: usize = 2;
+const LATER: usize = 3;
 
 /// What a write is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Subject {
     Pod(PodUid),
-    Gang(GangName),
+    Plan(GangName),
+    GangStatus(GangName),
     Queue(QueueName),
     Term,
 }
@@ -19,10 +32,9 @@ impl Subject {
     /// `None` for what is no write.
     pub(super) fn of(command: &Command) -> Option<Self> {
         match command {
-            Command::WritePlan(plan) => Some(Self::Gang(plan.gang.clone())),
-            Command::DeletePlan { gang, .. } | Command::SetGangStatus { gang, .. } => {
-                Some(Self::Gang(gang.clone()))
-            }
+            Command::WritePlan(plan) => Some(Self::Plan(plan.gang.clone())),
+            Command::DeletePlan { gang, .. } => Some(Self::Plan(gang.clone())),
+            Command::SetGangStatus { gang, .. } => Some(Self::GangStatus(gang.clone())),
             Command::SetQueueStatus { queue, .. } => Some(Self::Queue(queue.clone())),
             Command::Bind { pod, .. }
             | Command::FenceWrite { pod, .. }
@@ -32,13 +44,29 @@ impl Subject {
             Command::Send { .. } | Command::Warn { .. } => None,
         }
     }
+}
 
-    const fn class(&self) -> usize {
-        match self {
-            Self::Pod(_) => 0,
-            Self::Gang(_) | Self::Queue(_) => 1,
-            Self::Term => 2,
-        }
+/// Where a write waits: pods wait for a plan, nobody waits for its removal or for a status.
+const fn class_of(command: &Command) -> usize {
+    match command {
+        Command::WritePlan(_) => PLANS,
+        Command::RaiseTerm { .. } => TERM,
+        Command::DeletePlan { .. } | Command::SetGangStatus { .. } | Command::SetQueueStatus { .. } => LATER,
+        Command::Bind { .. }
+        | Command::FenceWrite { .. }
+        | Command::ReadPod { .. }
+        | Command::Evict { .. }
+        | Command::Send { .. }
+        | Command::Warn { .. } => PODS,
+    }
+}
+
+/// True where the newer write leaves nothing of the older one.
+fn replaces(newer: &Command, older: &Command) -> bool {
+    match (newer, older) {
+        (Command::SetGangStatus { uid, .. }, Command::SetGangStatus { uid: before, .. }) => uid == before,
+        (Command::SetQueueStatus { .. }, Command::SetQueueStatus { .. }) => true,
+        _ => false,
     }
 }
 
@@ -46,23 +74,33 @@ impl Subject {
 struct Class {
     at_once: usize,
     running: usize,
-    ready: VecDeque<(Subject, Action)>,
+    ready: VecDeque<(Subject, Instant)>,
+}
+
+/// The writes of one thing.
+#[derive(Debug, Default)]
+struct Line {
+    /// Class of the write that is under way.
+    running: Option<usize>,
+    /// Those that wait, oldest first.
+    waiting: VecDeque<Action>,
 }
 
 /// Writes that wait, and what is under way.
 #[derive(Debug)]
 pub(super) struct Pool {
-    classes: [Class; 3],
-    /// Things of which a write is ready or under way, with the writes behind it.
-    busy: HashMap<Subject, VecDeque<Action>>,
+    classes: [Class; 4],
+    /// Things of which a write waits or is under way.
+    lines: HashMap<Subject, Line>,
     waiting: usize,
 }
 
 impl Pool {
-    /// So many at once of pods, and of gangs and queues together.
+    /// So many at once of pods, and so many of plans, and as many of statuses.
     pub(super) fn new(pods: usize, groups: usize) -> Self {
         let class = |at_once| Class { at_once, ..Class::default() };
-        Self { classes: [class(pods), class(groups), class(1)], busy: HashMap::new(), waiting: 0 }
+        let classes = [class(pods), class(groups), class(1), class(groups)];
+        Self { classes, lines: HashMap::new(), waiting: 0 }
     }
 
     /// Writes that wait.
@@ -70,40 +108,95 @@ impl Pool {
         self.waiting
     }
 
-    pub(super) fn push(&mut self, subject: Subject, action: Action) {
-        self.waiting += 1;
-        if let Some(behind) = self.busy.get_mut(&subject) {
-            behind.push_back(action);
-            return;
+    /// Writes of pods and plans that wait or are under way.
+    pub(super) fn urgent(&self) -> usize {
+        [PODS, PLANS]
+            .iter()
+            .map(|class| &self.classes[*class])
+            .map(|class| class.running + class.ready.len())
+            .sum()
+    }
+
+    /// True where a write gives way to others.
+    pub(super) fn holds_back(&self) -> bool {
+        !self.classes[LATER].ready.is_empty()
+    }
+
+    /// Takes a write. Gives one that had not begun and that needs not be done any more, because this one says all.
+    pub(super) fn push(&mut self, subject: Subject, action: Action, now: Instant) -> Option<ActionId> {
+        let line = self.lines.entry(subject.clone()).or_default();
+        if let Some(last) = line.waiting.back_mut().filter(|last| replaces(&action.command, &last.command)) {
+            return Some(std::mem::replace(last, action).id);
         }
-        self.busy.insert(subject.clone(), VecDeque::new());
-        self.classes[subject.class()].ready.push_back((subject, action));
+        self.waiting += 1;
+        let class = class_of(&action.command);
+        let is_first = line.waiting.is_empty() && line.running.is_none();
+        let holds_up = line.running.is_none() && class != LATER;
+        line.waiting.push_back(action);
+        if is_first {
+            self.classes[class].ready.push_back((subject, now));
+        } else if holds_up {
+            self.hurry(&subject, class, now);
+        }
+        None
+    }
+
+    /// A write that others wait for stands behind one that gives way: that one goes with the others' class.
+    fn hurry(&mut self, subject: &Subject, class: usize, now: Instant) {
+        let later = &mut self.classes[LATER].ready;
+        if let Some(at) = later.iter().position(|(other, _)| other == subject)
+            && let Some((subject, _)) = later.remove(at)
+        {
+            self.classes[class].ready.push_back((subject, now));
+        }
     }
 
     /// A write that may begin now.
-    pub(super) fn next(&mut self) -> Option<(Subject, Action)> {
-        let class =
-            self.classes.iter_mut().find(|class| class.running < class.at_once && !class.ready.is_empty())?;
-        let next = class.ready.pop_front()?;
-        class.running += 1;
+    pub(super) fn next(&mut self, now: Instant) -> Option<(Subject, Action)> {
+        let mut order = [PODS, PLANS, TERM, LATER].into_iter();
+        let class = order.find(|class| self.may_begin(*class, now))?;
+        let (subject, _) = self.classes[class].ready.pop_front()?;
+        let line = self.lines.get_mut(&subject)?;
+        let action = line.waiting.pop_front()?;
+        line.running = Some(class);
+        self.classes[class].running += 1;
         self.waiting -= 1;
-        Some(next)
+        Some((subject, action))
+    }
+
+    fn may_begin(&self, index: usize, now: Instant) -> bool {
+        let class = &self.classes[index];
+        let Some((_, since)) = class.ready.front() else { return false };
+        let has_waited = now.saturating_duration_since(*since) >= GIVES_WAY;
+        let at_once = match index {
+            LATER if self.urgent() > 0 && has_waited => class.at_once.min(BESIDE_BINDINGS),
+            LATER if self.urgent() > 0 => 0,
+            _ => class.at_once,
+        };
+        class.running < at_once
     }
 
     /// The write of this thing that was under way has ended.
-    pub(super) fn ended(&mut self, subject: Subject) {
-        let class = &mut self.classes[subject.class()];
-        class.running = class.running.saturating_sub(1);
-        match self.busy.get_mut(&subject).and_then(VecDeque::pop_front) {
-            Some(action) => class.ready.push_back((subject, action)),
-            None => drop(self.busy.remove(&subject)),
+    pub(super) fn ended(&mut self, subject: Subject, now: Instant) {
+        let Some(line) = self.lines.get_mut(&subject) else { return };
+        if let Some(class) = line.running.take() {
+            self.classes[class].running = self.classes[class].running.saturating_sub(1);
+        }
+        let hurries =
+            line.waiting.iter().map(|action| class_of(&action.command)).find(|class| *class != LATER);
+        if line.waiting.is_empty() {
+            self.lines.remove(&subject);
+        } else {
+            self.classes[hurries.unwrap_or(LATER)].ready.push_back((subject, now));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use phalanx_common::ids::ActionId;
+    use phalanx_common::plan::GangPlan;
+    use phalanx_common::units::Time;
+    use phalanx_core::action::{GangPhase, GangStatus};
 
     use super::*;
 
@@ -117,11 +210,47 @@ mod tests {
     }
 
     fn push(pool: &mut Pool, action: Action) {
-        pool.push(Subject::of(&action.command).unwrap(), action);
+        assert_eq!(push_at(pool, action, Instant::now()), None);
+    }
+
+    fn push_at(pool: &mut Pool, action: Action, now: Instant) -> Option<ActionId> {
+        pool.push(Subject::of(&action.command).unwrap(), action, now)
+    }
+
+    fn status(id: u64, gang: &str) -> Action {
+        let status =
+            GangStatus { phase: GangPhase::Running, reason: None, running: 1, succeeded: 0, failed: 0 };
+        let gang = GangName::new("default", gang);
+        let command = Command::SetGangStatus { gang, uid: "u".into(), status: Box::new(status) };
+        Action { id: ActionId(id), command }
+    }
+
+    fn plan(id: u64, gang: &str) -> Action {
+        let plan = GangPlan {
+            gang: GangName::new("default", gang),
+            gang_uid: "u".into(),
+            term: 1,
+            binding_deadline: Time(0),
+            pods: Vec::new(),
+        };
+        Action { id: ActionId(id), command: Command::WritePlan(Box::new(plan)) }
+    }
+
+    fn removal(id: u64, gang: &str) -> Action {
+        let command = Command::DeletePlan { gang: GangName::new("default", gang), term: 1 };
+        Action { id: ActionId(id), command }
     }
 
     fn next(pool: &mut Pool) -> Option<u64> {
-        pool.next().map(|(_, action)| action.id.0)
+        next_at(pool, Instant::now())
+    }
+
+    fn ended(pool: &mut Pool, subject: Subject) {
+        pool.ended(subject, Instant::now());
+    }
+
+    fn next_at(pool: &mut Pool, now: Instant) -> Option<u64> {
+        pool.next(now).map(|(_, action)| action.id.0)
     }
 
     #[test]
@@ -131,13 +260,13 @@ mod tests {
             push(&mut pool, action);
         }
         assert_eq!((next(&mut pool), next(&mut pool), next(&mut pool)), (Some(1), Some(3), None));
-        pool.ended(Subject::Pod("b".into()));
+        ended(&mut pool, Subject::Pod("b".into()));
         assert_eq!((next(&mut pool), next(&mut pool)), (Some(4), None));
-        pool.ended(Subject::Pod("a".into()));
+        ended(&mut pool, Subject::Pod("a".into()));
         assert_eq!((next(&mut pool), pool.waiting()), (Some(2), 0));
-        pool.ended(Subject::Pod("a".into()));
-        pool.ended(Subject::Pod("c".into()));
-        assert!(pool.busy.is_empty());
+        ended(&mut pool, Subject::Pod("a".into()));
+        ended(&mut pool, Subject::Pod("c".into()));
+        assert!(pool.lines.is_empty());
     }
 
     #[test]
@@ -147,7 +276,50 @@ mod tests {
             push(&mut pool, action);
         }
         assert_eq!((next(&mut pool), next(&mut pool), next(&mut pool)), (Some(1), Some(3), None));
-        pool.ended(Subject::Term);
+        ended(&mut pool, Subject::Term);
         assert_eq!((next(&mut pool), next(&mut pool)), (Some(4), None));
+    }
+
+    #[test]
+    fn a_status_gives_way_to_bindings_for_a_while_and_only_the_newest_is_written() {
+        let mut pool = Pool::new(2, 4);
+        let began = Instant::now();
+        for action in [read(1, "a"), read(2, "a"), status(3, "g"), plan(4, "h")] {
+            assert_eq!(push_at(&mut pool, action, began), None);
+        }
+        assert_eq!((next_at(&mut pool, began), next_at(&mut pool, began)), (Some(1), Some(4)));
+        assert_eq!(next_at(&mut pool, began), None);
+        assert_eq!(push_at(&mut pool, status(5, "g"), began), Some(ActionId(3)));
+        for number in 0..4 {
+            assert_eq!(push_at(&mut pool, status(6 + number, &format!("g{number}")), began), None);
+        }
+        let later = began + GIVES_WAY;
+        assert_eq!((next_at(&mut pool, later), next_at(&mut pool, later)), (Some(5), Some(6)));
+        assert_eq!(next_at(&mut pool, later), None);
+        // One that is under way is followed, not replaced.
+        assert_eq!(push_at(&mut pool, status(20, "g"), later), None);
+        ended(&mut pool, Subject::Pod("a".into()));
+        assert_eq!(next(&mut pool), Some(2));
+        ended(&mut pool, Subject::Pod("a".into()));
+        ended(&mut pool, Subject::Plan(GangName::new("default", "h")));
+        assert_eq!((next_at(&mut pool, later), next_at(&mut pool, later)), (Some(7), Some(8)));
+        ended(&mut pool, Subject::GangStatus(GangName::new("default", "g")));
+        assert_eq!((next_at(&mut pool, later), next_at(&mut pool, later)), (Some(9), None));
+    }
+
+    #[test]
+    fn a_plan_waits_for_no_bindings_though_the_removal_of_the_last_one_does() {
+        let mut pool = Pool::new(1, 1);
+        push(&mut pool, read(1, "a"));
+        assert_eq!(next(&mut pool), Some(1));
+        push(&mut pool, removal(2, "g"));
+        assert_eq!(next(&mut pool), None);
+        push(&mut pool, plan(3, "g"));
+        assert_eq!((next(&mut pool), next(&mut pool)), (Some(2), None));
+        ended(&mut pool, Subject::Plan(GangName::new("default", "g")));
+        assert_eq!(next(&mut pool), Some(3));
+        ended(&mut pool, Subject::Plan(GangName::new("default", "g")));
+        ended(&mut pool, Subject::Pod("a".into()));
+        assert!(pool.lines.is_empty() && pool.urgent() == 0);
     }
 }
