@@ -136,12 +136,14 @@ fn ended_by_itself(running: &Running, leadership: &Leadership) -> End {
     if let Some(term) = running.overtaken.get() {
         tracing::warn!(
             term = term.counter,
-            "agents obey the one that leads under this term: this replica ends"
+            "agents obey the one that leads under this term: this replica leads no more, and it ends"
         );
         return End::Lost;
     }
     if !leadership.leads() {
-        tracing::warn!("the Lease was not renewed in time: nothing more is sent, and this replica ends");
+        tracing::warn!(
+            "the Lease was not renewed in time: this replica leads no more: nothing more is sent, and it ends"
+        );
         return End::Lost;
     }
     tracing::error!("the loop has crashed");
