@@ -102,27 +102,31 @@ pub(super) async fn lead(
     };
     endpoints.remove();
     stopping.send_replace(true);
-    let is_ours = match running {
-        Some(running) if end == End::Stopped => {
-            finish(running, &mut others).await;
-            true
-        }
-        Some(running) => {
-            abandon(running, &mut others).await;
-            false
-        }
-        None => {
-            others.shutdown().await;
-            end != End::Lost
-        }
-    };
-    if is_ours {
+    if end_parts(running, end, &mut others).await {
         give_back(&leadership, &lost).await;
     } else {
         lost.abort();
     }
     agents.stop().await;
     end
+}
+
+/// Ends what runs; true where the Lease is to be given back.
+async fn end_parts(running: Option<Running>, end: End, others: &mut JoinSet<()>) -> bool {
+    match running {
+        Some(running) if end == End::Stopped => {
+            finish(running, others).await;
+            true
+        }
+        Some(running) => {
+            abandon(running, others).await;
+            false
+        }
+        None => {
+            others.shutdown().await;
+            end != End::Lost
+        }
+    }
 }
 
 fn lost_because(why: Result<ElectionError, JoinError>) -> End {
