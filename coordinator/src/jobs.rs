@@ -17,7 +17,7 @@ use crate::manifest::names::GROUP_NAME;
 
 mod expand;
 mod owners;
-mod status;
+pub(crate) mod status;
 
 use self::owners::Owners;
 pub use self::owners::{TopOwner, UnknownOwner};
@@ -208,7 +208,10 @@ impl Jobs {
         let pods = self.pods_of_job.get(&job.metadata.uid).into_iter().flatten();
         let pods: Vec<&Object> = pods.filter_map(|key| self.objects.get(key).map(|pod| &**pod)).collect();
         let group = ObjectKey::new(Kind::PodGroup, &job.metadata.namespace, &pod_group_name(job));
-        expand::job(job, self.objects.get(&group).map(|group| &**group), &pods, now, writes);
+        let group = self.objects.get(&group).map(|group| &**group);
+        // Standalone pods have no volumes at all, and say so when they are applied.
+        let has_volumes = self.reading.has_lone_pods();
+        expand::job(job, group, &pods, expand::Circumstances { now, has_volumes }, writes);
     }
 
     /// When something is to be written although nothing changes.

@@ -502,7 +502,55 @@ fn a_stored_job_that_is_wrong_is_left_alone_and_the_others_go_on() {
     );
     assert!(!writes.warnings.is_empty());
     let targets: Vec<String> = writes.mutations.iter().map(Mutation::target).collect();
-    assert_eq!(targets, ["Job a/j", "PodGroup a/j-u2"]);
+    assert_eq!(targets, ["Job a/broken", "Job a/j", "PodGroup a/j-u2"]);
+}
+
+#[test]
+fn a_job_that_is_wrong_says_so_in_its_status_and_goes_on_when_it_is_repaired() {
+    let mut job = parse(&simple(&format!("{{tasks: [{{name: w, replicas: 2, {TEMPLATE}}}]}}")), "f.yaml")
+        .objects
+        .remove(0);
+    job.metadata.uid = "u1".to_owned();
+    let fine = job.spec.clone();
+    let status_of = |job: &Object, reading: Reading| {
+        let mut jobs = Jobs::with(reading);
+        jobs.applied(&Arc::new(job.clone()));
+        let writes = jobs.writes(Time(5_000)).mutations;
+        let status = writes.iter().find_map(|write| match write {
+            Mutation::UpdateStatus { status, .. } => Some(status.clone()),
+            _ => None,
+        });
+        (status, writes.len())
+    };
+    job.spec["minAvailable"] = json!(5);
+    let (status, writes) = status_of(&job, Reading::default());
+    job.status = status.unwrap();
+    assert_eq!(writes, 1);
+    assert_eq!(job.status["state"]["phase"], "Pending");
+    assert_eq!(job.status["state"]["reason"], "InvalidJob");
+    let text = job.status["state"]["message"].as_str().unwrap();
+    assert!(text.starts_with("spec.minAvailable: ") && text.contains("5 > replicas 2"), "{text}");
+    assert_eq!(status_of(&job, Reading::default()), (None, 0), "said once");
+    // Repaired: nothing of it is left, and its PodGroup is made.
+    job.spec = fine.clone();
+    let (status, writes) = status_of(&job, Reading::default());
+    assert_eq!(writes, 2);
+    assert_eq!(status.as_ref().unwrap()["state"].get("reason"), None);
+    assert_eq!(status.unwrap()["state"].get("message"), None);
+    // A bad edit of one that runs: the phase stays.
+    job.status = json!({ "state": { "phase": "Running", "lastTransitionTime": "2026-01-01T00:00:00Z" } });
+    job.spec["minAvailable"] = json!(5);
+    let state = status_of(&job, Reading::default()).0.unwrap()["state"].clone();
+    assert_eq!((&state["phase"], &state["reason"]), (&json!("Running"), &json!("InvalidJob")));
+    // Where pods have volumes none runs without those of its job.
+    job.spec = fine;
+    job.spec["volumes"] = json!([{ "mountPath": "/data", "volumeClaimName": "c" }]);
+    job.status = json!({});
+    assert_eq!(status_of(&job, Reading::default()).1, 2);
+    let (status, writes) = status_of(&job, Reading::default().with_lone_pods());
+    assert_eq!(writes, 1);
+    let text = status.unwrap()["state"]["message"].clone();
+    assert!(text.as_str().unwrap().starts_with("spec.volumes: not supported"), "{text}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use super::{AdminParts, Failure, Shared, pods};
 use crate::api::{Api, ApiError, Kind, Object, ObjectKey};
 use crate::convert;
 use crate::driver::Question;
+use crate::jobs::status as job_status;
 
 /// Names given in the text of an error.
 const NAMES_SHOWN: usize = 10;
@@ -63,8 +64,13 @@ async fn find_gang<A: Api>(parts: &AdminParts<A>, namespace: &str, name: &str) -
         let owned = |group: &&Arc<Object>| {
             group.metadata.owner.as_ref().is_some_and(|owner| owner.uid == job.metadata.uid)
         };
+        let invalid = job_status::invalid_text(&job.status);
         return Ok(match groups.iter().find(owned) {
             Some(group) => Found::Gang(GangName::new(namespace, &group.metadata.name)),
+            None if invalid.is_some() => Found::NotYet(format!(
+                "job {namespace}/{name} cannot run: {}; repair it with kubectl apply",
+                invalid.unwrap_or_default()
+            )),
             None => Found::NotYet(format!(
                 "job {namespace}/{name} exists and its PodGroup is not made yet; ask again"
             )),

@@ -6,7 +6,7 @@ use phalanx_common::resources::Resources;
 use phalanx_common::units::Time;
 use serde_json::{Map, Value, json};
 
-use super::status::{is_final, job_status};
+use super::status::{invalid_status, is_final, job_status};
 use super::{TopOwner, Writes};
 use crate::api::store::phase;
 use crate::api::{Kind, Mutation, Object, Owner, Preconditions};
@@ -17,7 +17,7 @@ use crate::manifest::names::{
     RUN_FOR, SCHEDULER_VOLCANO, TASK_SPEC,
 };
 use crate::manifest::pod::read_pod;
-use crate::manifest::reader::{Cursor, Sink};
+use crate::manifest::reader::{Cursor, Severity, Sink};
 use crate::manifest::tree::Node;
 
 /// Pods created for one job at a time: their changes call for the next ones.
@@ -51,19 +51,40 @@ fn owner(object: &Object) -> Option<Owner> {
     Some(Owner { kind: object.kind, name: object.metadata.name.clone(), uid: object.metadata.uid.clone() })
 }
 
-/// Writes for one job.
-pub fn job(job: &Object, group: Option<&Object>, pods: &[&Object], now: Time, writes: &mut Writes) {
-    let tree = Node::from_json(&job.spec);
-    let mut sink = Sink::new("");
-    let fields = read_job(&Cursor::root(&tree, "spec"), &job.metadata.name, &mut sink);
-    if sink.errors() > 0 {
-        writes.warnings.extend(sink.kept_errors().iter().map(|wrong| {
-            format!("{}: {}: {}; the job is left as it is", job.key(), wrong.field, wrong.message)
-        }));
-        return;
+/// What a job is looked at with.
+#[derive(Clone, Copy, Debug)]
+pub struct Circumstances {
+    /// The time.
+    pub now: Time,
+    /// Pods have volumes here: a job that wants some of its own must not run without them.
+    pub has_volumes: bool,
+}
+
+/// Longest text of what is wrong with a job, in bytes.
+const LONGEST_PROBLEM: usize = 2_000;
+
+fn problem_of(sink: &Sink) -> String {
+    let all = sink.kept_errors().iter().map(|wrong| format!("{}: {}", wrong.field, wrong.message));
+    let mut text = all.collect::<Vec<_>>().join("; ");
+    let mut end = text.len().min(LONGEST_PROBLEM);
+    while !text.is_char_boundary(end) {
+        end -= 1;
     }
-    let status = job_status(&job.status, &fields, pods, now);
-    let ended = is_final(&status);
+    text.truncate(end);
+    text
+}
+
+/// Volumes of the job itself, which its pods would be without.
+fn refuse_volumes(job: &Object, sink: &mut Sink) {
+    let is_empty = job.spec.get("volumes").and_then(Value::as_array).is_none_or(Vec::is_empty);
+    if !is_empty {
+        let text = "not supported, and its pods must not run without them: name the volumes in \
+                    tasks[].template.spec.volumes, and mount them in its containers";
+        sink.push(Severity::Error, 0, "spec.volumes", text);
+    }
+}
+
+fn write_status(job: &Object, status: Value, writes: &mut Writes) {
     if status != job.status {
         writes.mutations.push(Mutation::UpdateStatus {
             key: job.key(),
@@ -71,6 +92,35 @@ pub fn job(job: &Object, group: Option<&Object>, pods: &[&Object], now: Time, wr
             status,
         });
     }
+}
+
+/// Writes for one job.
+pub fn job(
+    job: &Object,
+    group: Option<&Object>,
+    pods: &[&Object],
+    circumstances: Circumstances,
+    writes: &mut Writes,
+) {
+    let now = circumstances.now;
+    let tree = Node::from_json(&job.spec);
+    let mut sink = Sink::new("");
+    let fields = read_job(&Cursor::root(&tree, "spec"), &job.metadata.name, &mut sink);
+    if circumstances.has_volumes {
+        refuse_volumes(job, &mut sink);
+    }
+    if sink.errors() > 0 {
+        if !is_final(&job.status) {
+            write_status(job, invalid_status(&job.status, pods, &problem_of(&sink), now), writes);
+        }
+        writes.warnings.extend(sink.kept_errors().iter().map(|wrong| {
+            format!("{}: {}: {}; the job is left as it is", job.key(), wrong.field, wrong.message)
+        }));
+        return;
+    }
+    let status = job_status(&job.status, &fields, pods, now);
+    let ended = is_final(&status);
+    write_status(job, status, writes);
     let wanted = pod_group(job, &fields);
     match group {
         None if ended => return,

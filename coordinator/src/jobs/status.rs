@@ -56,6 +56,31 @@ fn phase_of(status: &Value) -> Option<&str> {
     status.get("state")?.get("phase")?.as_str()
 }
 
+/// Reason of a job that cannot be read.
+pub const INVALID: &str = "InvalidJob";
+
+/// What is wrong with a job, where its status says so.
+pub fn invalid_text(status: &Value) -> Option<&str> {
+    let state = status.get("state").filter(|state| state["reason"] == INVALID)?;
+    state["message"].as_str()
+}
+
+/// The status of a job that cannot be read. What was made of it before stays as it is.
+pub fn invalid_status(previous: &Value, pods: &[&Object], problem: &str, now: Time) -> Value {
+    let phase = phase_of(previous).unwrap_or("Pending");
+    let before = &previous["state"]["lastTransitionTime"];
+    let since = if before.is_string() { before.clone() } else { Value::String(format_time(now)) };
+    let mut status = previous.as_object().cloned().unwrap_or_default();
+    let state = json!({ "phase": phase, "reason": INVALID, "message": problem, "lastTransitionTime": since });
+    status.insert("state".to_owned(), state);
+    let mut counts = Counts::default();
+    pods.iter().for_each(|pod| counts.add(pod));
+    for (name, count) in counts.by_name() {
+        status.insert(name.to_ascii_lowercase(), json!(count));
+    }
+    Value::Object(status)
+}
+
 /// The job's status as its pods are now.
 pub fn job_status(previous: &Value, fields: &JobFields, pods: &[&Object], now: Time) -> Value {
     let mut counts = Counts::default();
@@ -66,7 +91,8 @@ pub fn job_status(previous: &Value, fields: &JobFields, pods: &[&Object], now: T
     }
     let before = phase_of(previous).unwrap_or("Pending");
     let (phase, message) = next_phase(before, fields, counts, &tasks);
-    let state = if phase == before && previous["state"]["lastTransitionTime"].is_string() {
+    let is_repaired = invalid_text(previous).is_some();
+    let state = if phase == before && !is_repaired && previous["state"]["lastTransitionTime"].is_string() {
         previous["state"].clone()
     } else {
         let mut state = json!({ "phase": phase, "lastTransitionTime": format_time(now) });
