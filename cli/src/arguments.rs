@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::client::ServerUrl;
 use crate::cluster::ProfileCount;
 use crate::dev_cluster::arguments::DevCluster;
+use crate::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -148,12 +149,16 @@ pub enum Listed {
 #[command(after_help = "\
 Examples:
   phalanx get gangs -A
+  phalanx get gangs training -n team-a
   phalanx get pods -n team-a --wide              with whole GPU UUIDs
   phalanx get nodes --json")]
 pub struct Get {
     /// What to list
     #[arg(value_name = "WHAT")]
     pub what: Listed,
+    /// Only these
+    #[arg(value_name = "NAME", value_parser = name, conflicts_with = "all_namespaces")]
+    pub names: Vec<String>,
     /// Namespace of gangs and pods [default: default; on a cluster the context's]
     #[arg(short = 'n', long, value_parser = name)]
     pub namespace: Option<String>,
@@ -170,11 +175,34 @@ pub struct Get {
 #[command(after_help = "\
 Examples:
   phalanx why training                           in namespace default
+  phalanx why training -n team-a
   phalanx why team-a/training")]
 pub struct Why {
     /// A gang, or a job or pod that belongs to one; without namespace: default, on a cluster the context's
     #[arg(value_name = "NAMESPACE/NAME")]
     pub name: ObjectName,
+    /// Namespace of a name that is written without one
+    #[arg(short = 'n', long, value_parser = name)]
+    pub namespace: Option<String>,
+}
+
+impl Why {
+    /// The name with its namespace.
+    ///
+    /// # Errors
+    /// Two namespaces are named.
+    pub fn object(&self) -> Result<ObjectName, Failure> {
+        match (&self.name.namespace, &self.namespace) {
+            (Some(written), Some(named)) if written != named => Err(Failure::new(format!(
+                "{written}/{} names namespace {written}, and -n {named}: leave one of them out",
+                self.name.name
+            ))),
+            (None, Some(_)) => {
+                Ok(ObjectName { namespace: self.namespace.clone(), name: self.name.name.clone() })
+            }
+            _ => Ok(self.name.clone()),
+        }
+    }
 }
 
 /// `phalanx delete`.
@@ -319,6 +347,23 @@ mod tests {
         {
             assert!(bad.parse::<ObjectName>().unwrap_err().contains("is not a name"), "{bad}");
         }
+    }
+
+    #[test]
+    fn why_takes_a_namespace_as_get_does() {
+        let asked = |words: &[&str]| {
+            let parsed = Arguments::try_parse_from([&["phalanx", "why"], words].concat()).unwrap();
+            let Command::Why(why) = parsed.command else { panic!("another command") };
+            why.object()
+        };
+        let train = || Some("train".parse::<ObjectName>().unwrap());
+        assert_eq!(asked(&["train"]).ok(), train());
+        let named = Some("team-a/train".parse::<ObjectName>().unwrap());
+        assert_eq!(asked(&["train", "-n", "team-a"]).ok(), named);
+        assert_eq!(asked(&["team-a/train"]).ok(), named);
+        assert_eq!(asked(&["team-a/train", "-n", "team-a"]).ok(), named);
+        let Err(Failure::Message(text)) = asked(&["team-a/train", "-n", "b"]) else { panic!("no refusal") };
+        assert!(text.contains("-n b"), "{text}");
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn up(options: &DevClusterUp, format: Format) -> Result<(), Failure> {
         };
         let tail = tail(&state.log());
         end(&state)?;
-        return Err(Failure::new(format!("{why}; end of its log:\n{tail}")));
+        return Err(Failure::new(with_tail(&why, &tail)));
     };
     announce(&state, &ready, started.elapsed(), options.state_dir.as_deref(), format)
 }
@@ -136,6 +136,13 @@ fn background(state: &State) -> Result<std::process::Child, Failure> {
         .map_err(|error| Failure::new(format!("cannot start the dev cluster: {error}")))
 }
 
+fn with_tail(why: &str, tail: &str) -> String {
+    if tail.is_empty() {
+        return format!("{why}; nothing of it runs any more, and its log is empty");
+    }
+    format!("{why}; end of its log:\n{tail}")
+}
+
 fn tail(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -157,10 +164,9 @@ fn announce(
     }
     let replicas = if ready.replicas == 1 { "1 replica" } else { &format!("{} replicas", ready.replicas) };
     print_text(&format!(
-        "Kubernetes {} with Phalanx: {replicas} of the coordinator, {} nodes, {} GPUs; ready in {:.0} s",
+        "Kubernetes {} with Phalanx: {replicas} of the coordinator, {}; ready in {:.0} s",
         ready.kubernetes,
-        ready.nodes,
-        ready.gpus,
+        nodes_text(ready),
         took.as_secs_f64()
     ));
     print_text(&format!("logs  {}", state.folder().display()));
@@ -174,15 +180,44 @@ fn announce(
     let file = |name: &str| ready.examples.join(name).display().to_string();
     print_text(&format!("  kubectl apply -f {} -f {}", file("queues.yaml"), file("training.yaml")));
     print_text("  kubectl get queue,vcjob,pg,pods -A");
-    print_text("  phalanx why language/llm-second");
+    let program = own_program();
+    print_text(&format!("  {program} why language/llm-second"));
     let named = named.map_or_else(String::new, |folder| format!(" --state-dir {}", folder.display()));
-    print_text(&format!("\n`phalanx dev-cluster down{named}` ends it and removes all of it."));
+    print_text(&format!("\n`{program} dev-cluster down{named}` ends it and removes all of it."));
     Ok(())
 }
 
+/// As `kubectl get nodes` and `why` count them: the control plane has a Node, and no agent.
+fn nodes_text(ready: &Ready) -> String {
+    let count = |number: u32, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+    format!(
+        "{} (one of them the control plane), {}",
+        count(ready.nodes.saturating_add(1), "node"),
+        count(ready.gpus, "GPU")
+    )
+}
+
 fn has_kubectl() -> bool {
+    in_path("kubectl").is_some()
+}
+
+/// The program that this name calls in a shell.
+fn in_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join("kubectl").is_file())
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+/// How the user calls this program: by its name where that is found, else by where it lies.
+fn own_program() -> String {
+    let own = std::env::current_exe().and_then(|own| own.canonicalize()).ok();
+    called(in_path("phalanx").is_some(), own.as_deref())
+}
+
+fn called(is_in_path: bool, own: Option<&Path>) -> String {
+    match own {
+        Some(own) if !is_in_path => own.with_file_name("phalanx").display().to_string(),
+        _ => "phalanx".to_owned(),
+    }
 }
 
 /// Ends what runs and removes the folder; gives what ran.
@@ -218,4 +253,22 @@ fn down(options: &DevClusterDown, format: Format) -> Result<(), Failure> {
         None => print_text("the dev cluster had ended already; its folder is removed"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_can_be_typed() {
+        assert_eq!(called(true, Some(Path::new("/t/debug/phalanx"))), "phalanx");
+        assert_eq!(called(false, Some(Path::new("/t/debug/kubectl-phalanx"))), "/t/debug/phalanx");
+        assert_eq!(called(false, None), "phalanx");
+    }
+
+    #[test]
+    fn an_empty_log_is_not_shown() {
+        assert!(!with_tail("stopped by a signal", "").contains("end of its log"));
+        assert!(with_tail("ended", "  why\n").ends_with("end of its log:\n  why\n"));
+    }
 }

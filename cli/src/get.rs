@@ -18,8 +18,9 @@ use crate::title::short_name;
 /// # Errors
 /// The server cannot be reached or answers with an error.
 pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure> {
-    let state = client.state()?;
+    let mut state = client.state()?;
     let namespace = options.namespace.as_deref().unwrap_or_else(|| client.default_namespace());
+    keep_named(&mut state, options, namespace)?;
     let alone: Vec<&PodWithoutGang> = state
         .pods_without_gang
         .iter()
@@ -67,6 +68,53 @@ pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure
     Ok(())
 }
 
+/// Leaves only what is named. A gang has the name that is shown and the PodGroup's; a pod its own.
+fn keep_named(state: &mut StateView, options: &Get, namespace: &str) -> Result<(), Failure> {
+    let names = &options.names;
+    if names.is_empty() {
+        return Ok(());
+    }
+    let named = |name: &str| names.iter().any(|named| named == name);
+    let here = |gang: &GangView| *gang.name.namespace == *namespace;
+    let mut found: Vec<String> = Vec::new();
+    match options.what {
+        Listed::Queues => {
+            state.queues.retain(|queue| named(queue.name.as_str()));
+            found.extend(state.queues.iter().map(|queue| queue.name.to_string()));
+        }
+        Listed::Nodes => {
+            state.nodes.retain(|node| named(node.name.as_str()));
+            found.extend(state.nodes.iter().map(|node| node.name.to_string()));
+        }
+        Listed::Gangs => {
+            state.gangs.retain(|gang| here(gang) && (named(short_name(gang)) || named(&gang.name.name)));
+            for gang in &state.gangs {
+                found.extend([short_name(gang).to_owned(), gang.name.name.to_string()]);
+            }
+        }
+        Listed::Pods => {
+            state.gangs.retain(here);
+            for gang in &mut state.gangs {
+                gang.pods.retain(|pod| named(&pod.name));
+                found.extend(gang.pods.iter().map(|pod| pod.name.to_string()));
+            }
+            state.pods_without_gang.retain(|alone| *alone.namespace == *namespace && named(&alone.pod.name));
+            found.extend(state.pods_without_gang.iter().map(|alone| alone.pod.name.to_string()));
+        }
+    }
+    let missing: Vec<&str> = names.iter().filter(|name| !found.contains(name)).map(String::as_str).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let (kind, place) = match options.what {
+        Listed::Queues => ("queue", String::new()),
+        Listed::Nodes => ("node", String::new()),
+        Listed::Gangs => ("gang", format!(" in namespace {namespace}")),
+        Listed::Pods => ("pod of a gang", format!(" in namespace {namespace}")),
+    };
+    Err(Failure::new(format!("there is no {kind} {}{place}", missing.join(", "))))
+}
+
 /// `used/limit`, or only what is used where there is no limit.
 fn used_of(queue: &QueueView, resource: &str) -> String {
     let used = format_amount(resource, queue.allocated.amount(resource));
@@ -102,6 +150,12 @@ pub fn devices(gang: &GangView) -> u64 {
     gang.pods.iter().map(|pod| pod_devices(&pod.request)).fold(0, u64::saturating_add)
 }
 
+/// Those that it holds or waits for: pods that have ended hold none.
+fn devices_now(gang: &GangView) -> u64 {
+    let lives = |pod: &&PodView| !matches!(&*pod.phase, "Succeeded" | "Failed");
+    gang.pods.iter().filter(lives).map(|pod| pod_devices(&pod.request)).fold(0, u64::saturating_add)
+}
+
 fn pod_devices(request: &Resources) -> u64 {
     request.iter().filter(|(name, _)| name.is_device()).map(|(_, amount)| amount).fold(0, u64::saturating_add)
 }
@@ -122,7 +176,7 @@ fn gang_list(gangs: &[&GangView], wide: bool) -> String {
             gang.phase.to_string(),
             gang.minimum.to_string(),
             format!("{placed}/{}", gang.pods.len()),
-            devices(gang).to_string(),
+            devices_now(gang).to_string(),
             age(now - gang.created),
             gang.reason.as_ref().map_or_else(String::new, |reason| reason.text.clone()),
         ]
@@ -189,4 +243,45 @@ fn pod_list(gangs: &[&GangView], alone: &[&PodWithoutGang], state: &StateView, w
         alone.iter().map(|alone| row(&alone.namespace, &format!("{} (missing)", alone.group), &alone.pod)),
     );
     list(&["NAMESPACE", "NAME", "GANG", "PHASE", "NODE", "INDEX", "LINK", "GPUS"], rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+    use crate::demo::progress::tests::{gang, state};
+
+    fn kept(words: &[&str]) -> Result<Vec<String>, String> {
+        let parsed = Arguments::try_parse_from([&["phalanx", "get"], words].concat()).unwrap();
+        let Command::Get(get) = parsed.command else { panic!("another command") };
+        let uid = "40c3d7df-1bd0-4111-923c-edac690a250d";
+        let mut state = state(vec![gang(&format!("llm-{uid}"), "running", 2), gang("other", "queued", 1)]);
+        match keep_named(&mut state, &get, get.namespace.as_deref().unwrap_or("team")) {
+            Ok(()) => Ok(state.gangs.iter().map(|gang| short_name(gang).to_owned()).collect()),
+            Err(Failure::Message(text)) => Err(text),
+            Err(Failure::Reported) => panic!("no text"),
+        }
+    }
+
+    #[test]
+    fn names_leave_the_rest_out() {
+        assert_eq!(kept(&["gangs"]).unwrap(), ["llm", "other"]);
+        assert_eq!(kept(&["gangs", "llm"]).unwrap(), ["llm"]);
+        assert_eq!(kept(&["gangs", "llm-40c3d7df-1bd0-4111-923c-edac690a250d"]).unwrap(), ["llm"]);
+        assert_eq!(kept(&["gangs", "llm", "none"]).unwrap_err(), "there is no gang none in namespace team");
+        assert_eq!(kept(&["gangs", "llm", "-n", "b"]).unwrap_err(), "there is no gang llm in namespace b");
+        assert_eq!(kept(&["nodes", "n9"]).unwrap_err(), "there is no node n9");
+    }
+
+    #[test]
+    fn pods_that_have_ended_hold_no_gpus() {
+        let mut ended = gang("llm", "finished", 8);
+        let asked = devices(&ended);
+        assert!(asked > 0);
+        assert_eq!(devices_now(&ended), asked);
+        ended.pods.iter_mut().for_each(|pod| pod.phase = "Succeeded".into());
+        assert_eq!((devices(&ended), devices_now(&ended)), (asked, 0));
+    }
 }

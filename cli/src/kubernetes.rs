@@ -1,6 +1,7 @@
 //! The coordinator of a Kubernetes cluster, asked through the API server's service proxy: with the user's own kubeconfig
 //! and rights, and without any other way into the cluster.
 
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,7 +22,9 @@ pub const DEFAULT_NAMESPACE: &str = "phalanx-system";
 const SERVICE: &str = "phalanx-admin";
 const PORT: &str = "admin";
 /// Longest wait for an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest wait for the API server's own word that it is there.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Which cluster is meant, as the user said it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,14 +47,15 @@ impl ClusterChoice {
     /// There is a kubeconfig where kubectl looks for one.
     #[must_use]
     pub fn has_default() -> bool {
-        let named = std::env::var_os("KUBECONFIG").filter(|names| !names.is_empty());
-        if let Some(names) = named {
-            return std::env::split_paths(&names).any(|path| path.is_file());
-        }
-        std::env::home_dir().is_some_and(|home| home.join(".kube/config").is_file())
+        // One that is named and not there is said to be missing, and nothing else is asked in its place.
+        named_by_environment().is_some()
+            || std::env::home_dir().is_some_and(|home| home.join(".kube/config").is_file())
     }
 
     fn read(&self) -> Result<Kubeconfig, Failure> {
+        if self.kubeconfig.is_none() {
+            named_by_environment().map_or(Ok(()), |names| files_exist(&names))?;
+        }
         let read = self.kubeconfig.as_ref().map_or_else(Kubeconfig::read, Kubeconfig::read_from);
         read.map_err(|error| {
             let named = match &self.kubeconfig {
@@ -64,6 +68,22 @@ impl ClusterChoice {
             ))
         })
     }
+}
+
+fn named_by_environment() -> Option<OsString> {
+    std::env::var_os("KUBECONFIG").filter(|names| !names.is_empty())
+}
+
+/// At least one of the files that `KUBECONFIG` names must be there.
+fn files_exist(names: &OsStr) -> Result<(), Failure> {
+    if std::env::split_paths(names).any(|path| path.exists()) {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "KUBECONFIG={}: there is no such file; correct the variable, name a file with --kubeconfig, or a coordinator of \
+         its own with --server",
+        names.display()
+    )))
 }
 
 /// The API server's own words about a request.
@@ -83,6 +103,8 @@ pub struct ClusterClient {
     user_namespace: String,
     /// Context and address, for people.
     cluster: String,
+    /// Longest wait for an answer.
+    patience: Duration,
 }
 
 impl ClusterClient {
@@ -122,6 +144,7 @@ impl ClusterClient {
             namespace: choice.phalanx_namespace.clone().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
             user_namespace: config.default_namespace,
             cluster: format!("context {shown:?}, {}", config.cluster_url),
+            patience: ANSWER_TIMEOUT,
         })
     }
 
@@ -137,7 +160,16 @@ impl ClusterClient {
     /// There is no such cluster, no leader, no right to ask, or the leader's own error.
     pub fn get(&self, path: &str) -> Result<String, Failure> {
         let service = format!("/api/v1/namespaces/{}/services", self.namespace);
-        let (status, text) = self.ask(&format!("{service}/http:{SERVICE}:{PORT}/proxy{path}"))?;
+        let proxy = format!("{service}/http:{SERVICE}:{PORT}/proxy{path}");
+        let Some((status, text)) = self.ask(&proxy, self.patience)? else {
+            // Who is silent: the API server, or the coordinator to whom it passes questions on?
+            let asked = self.ask("/version", self.patience.min(SERVER_TIMEOUT))?;
+            let waited = format!("no answer within {} s", self.patience.as_secs_f64());
+            return Err(Failure::new(match asked {
+                Some(_) => self.silent(&waited),
+                None => format!("cannot reach the API server ({}): {waited}", self.cluster),
+            }));
+        };
         if status.is_success() {
             return Ok(text);
         }
@@ -160,15 +192,26 @@ impl ClusterClient {
                  kubectl -n {namespace} create rolebinding NAME --clusterrole=phalanx-viewer --user=NAME"
             ),
             StatusCode::NOT_FOUND => self.not_installed(),
-            StatusCode::SERVICE_UNAVAILABLE => match self.ask(&format!("{service}/{SERVICE}")) {
-                Ok((StatusCode::NOT_FOUND, _)) => self.not_installed(),
+            StatusCode::SERVICE_UNAVAILABLE => match self.ask(&format!("{service}/{SERVICE}"), self.patience)
+            {
+                Ok(Some((StatusCode::NOT_FOUND, _))) => self.not_installed(),
                 _ => format!(
                     "no coordinator answers in namespace {namespace} ({cluster}): {message}; while nobody leads there is no \
                      answer: try again in half a minute, and look at `kubectl -n {namespace} get pods,leases`"
                 ),
             },
+            StatusCode::GATEWAY_TIMEOUT | StatusCode::BAD_GATEWAY => self.silent(message),
             other => format!("the API server answers {other} ({cluster}): {message}"),
         }
+    }
+
+    fn silent(&self, cause: &str) -> String {
+        let Self { namespace, cluster, .. } = self;
+        format!(
+            "the API server answers, and the coordinator behind Service {namespace}/{SERVICE} does not ({cluster}): \
+             {cause}; it may hang, or its node may be away: a standby takes over within half a minute, so try again; then \
+             look at `kubectl -n {namespace} get pods,leases` and at the coordinators' logs"
+        )
     }
 
     fn not_installed(&self) -> String {
@@ -179,7 +222,8 @@ impl ClusterClient {
         )
     }
 
-    fn ask(&self, path: &str) -> Result<(StatusCode, String), Failure> {
+    /// The answer; `None` where none comes within `patience`.
+    fn ask(&self, path: &str, patience: Duration) -> Result<Option<(StatusCode, String)>, Failure> {
         let unreachable =
             |cause: String| Failure::new(format!("cannot reach the API server ({}): {cause}", self.cluster));
         let request = Request::builder()
@@ -193,11 +237,11 @@ impl ClusterClient {
             let bytes = answer.into_body().collect_bytes().await?;
             Ok::<_, kube::Error>((status, bytes))
         };
-        let answer = self.runtime.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, asking).await });
+        let answer = self.runtime.block_on(async { tokio::time::timeout(patience, asking).await });
         match answer {
-            Ok(Ok((status, bytes))) => Ok((status, String::from_utf8_lossy(&bytes).into_owned())),
+            Ok(Ok((status, bytes))) => Ok(Some((status, String::from_utf8_lossy(&bytes).into_owned()))),
             Ok(Err(error)) => Err(unreachable(describe(&error))),
-            Err(_) => Err(unreachable(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))),
+            Err(_) => Ok(None),
         }
     }
 }
@@ -259,6 +303,54 @@ mod tests {
             text.starts_with("cannot reach the API server (context \"here\", http://127.0.0.1:1/): "),
             "{text}"
         );
+    }
+
+    /// An API server that answers everything but what it would pass on; with `None` nothing at all.
+    fn said_of_silence(answer: Option<&'static str>) -> String {
+        use std::io::{Read, Write};
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let mut silent = Vec::new();
+            for mut stream in server.incoming().flatten() {
+                let mut request = [0; 4096];
+                let length = stream.read(&mut request).unwrap_or(0);
+                match answer {
+                    Some(answer) if !String::from_utf8_lossy(&request[..length]).contains("/proxy") => {
+                        let _ = stream.write_all(answer.as_bytes());
+                    }
+                    _ => silent.push(stream),
+                }
+            }
+        });
+        let (_file, config) = choice(&GOOD.replace("http://127.0.0.1:1", &format!("http://{address}")), None);
+        let mut client = ClusterClient::open(&config).unwrap();
+        client.patience = Duration::from_secs(2);
+        let Failure::Message(text) = client.get("/v1/state").unwrap_err() else { panic!("no text") };
+        text
+    }
+
+    #[test]
+    fn a_silent_coordinator_is_not_taken_for_a_silent_api_server() {
+        let text =
+            said_of_silence(Some("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"));
+        assert!(
+            text.contains("the coordinator behind Service phalanx-system/phalanx-admin does not"),
+            "{text}"
+        );
+        let text = said_of_silence(None);
+        assert!(text.starts_with("cannot reach the API server ("), "{text}");
+        assert!(text.ends_with("no answer within 2 s"), "{text}");
+    }
+
+    #[test]
+    fn a_kubeconfig_of_the_environment_that_is_missing_is_said_to_be() {
+        let Failure::Message(text) = files_exist(OsStr::new("/nope")).unwrap_err() else { panic!("no text") };
+        assert!(text.starts_with("KUBECONFIG=/nope: there is no such file"), "{text}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut both = OsString::from("/nope:");
+        both.push(file.path());
+        assert!(files_exist(&both).is_ok());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::get::link_text;
 /// # Errors
 /// The server cannot be reached or knows no gang, job or pod of this name.
 pub fn run(client: &Client, options: &Why, format: Format) -> Result<(), Failure> {
-    let explanation = client.explain(&options.name)?;
+    let explanation = client.explain(&options.object()?)?;
     match format {
         Format::Json => print_json(&explanation),
         Format::Text => {

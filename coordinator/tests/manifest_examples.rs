@@ -146,6 +146,29 @@ fn our_own_examples_have_no_diagnostics() {
     }
 }
 
+/// kubectl applies the files of a folder by their names, and an API server refuses a pod whose class is not there yet.
+#[test]
+fn our_own_examples_can_be_applied_as_a_folder() {
+    let mut classes = Vec::new();
+    for (file, parsed) in own_examples() {
+        for object in &parsed.objects {
+            let name = &object.metadata.name;
+            match object.kind {
+                Kind::PriorityClass => classes.push(name.clone()),
+                Kind::Pod => {
+                    let class = object.spec.get("priorityClassName").and_then(|class| class.as_str());
+                    assert!(
+                        class.is_none_or(|class| classes.iter().any(|known| known == class)),
+                        "{file}: Pod {name} names class {class:?}, which a later file makes"
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(!classes.is_empty());
+}
+
 /// GPUs of a job: of each pod, and how many pods.
 fn shape(job: &Object) -> Vec<(u32, u64)> {
     use phalanx_coordinator::manifest::job::read_job;
