@@ -22,6 +22,9 @@ use crate::{Failure, Plan};
 const POLL: Duration = Duration::from_millis(100);
 /// What was created may still be on its way to those who watch.
 const SETTLE: Duration = Duration::from_secs(2);
+/// So many agents at most may look for a coordinator that has ended: more would take the processor from those that are
+/// measured. Theirs only stands still.
+const MOST_THAT_DIAL: usize = 1_000;
 /// Prefix of hollow nodes.
 const NODES: &str = "hollow";
 
@@ -84,11 +87,15 @@ impl Contender {
     ) -> Result<Took, Failure> {
         // Only the one that is measured works.
         let is_phalanx = self == Self::Phalanx;
-        let runs = installation.replica(0)?.runs();
-        if runs && !is_phalanx {
-            installation.replica(0)?.terminate().await;
-        } else if !runs && is_phalanx {
-            installation.replica(0)?.start()?;
+        let replica = installation.replica(0)?;
+        let works = replica.runs() && !replica.is_frozen();
+        if works && !is_phalanx && plan.nodes > MOST_THAT_DIAL {
+            replica.freeze(true);
+        } else if works && !is_phalanx {
+            replica.terminate().await;
+        } else if !works && is_phalanx {
+            replica.kill();
+            replica.start()?;
             installation.wait_for_leader().await?;
             wait_for_agents(installation, plan.nodes).await?;
         }
