@@ -64,7 +64,8 @@ impl Happening {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {
-                "namespace": self.key.namespace,
+                // Those of objects of the whole cluster stand where kubectl looks for them.
+                "namespace": if self.key.namespace.is_empty() { "default" } else { &self.key.namespace },
                 "name": format!("{name}.{:x}{:04x}", now.0, number & 0xffff),
             },
             "eventTime": micro_time(now),

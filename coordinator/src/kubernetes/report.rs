@@ -22,6 +22,7 @@ use crate::convert::outcome_of;
 use crate::metrics::{CREATE_EVENT, Metrics, SET_POD_CONDITION, outcome_name};
 use crate::watch::Watcher;
 
+pub mod notice;
 pub mod table;
 
 /// Writes at once: few, because Bindings go first.
@@ -143,10 +144,23 @@ impl Sender {
     async fn send(&self, report: &Report, number: u64) -> Result<(), ApiError> {
         let now = self.clock.now();
         match report {
-            Report::Condition(Condition { key, preconditions, condition, .. }) => {
-                self.api.writes().set_pod_condition(key, preconditions, &condition.json(now)).await
+            Report::Condition(Condition { key, preconditions, condition, event, .. }) => {
+                self.api.writes().set_pod_condition(key, preconditions, &condition.json(now)).await?;
+                if let Some(happening) = event {
+                    self.pace.turn().await;
+                    let event = happening.event(now, number, &self.instance);
+                    let answer = self.api.writes().create_event(&happening.key, &event).await;
+                    self.metrics.write(CREATE_EVENT, outcome_name(&outcome_of(&answer)));
+                    if let Err(error) = answer {
+                        tracing::debug!(%error, "an event was not written");
+                    }
+                }
+                Ok(())
             }
             Report::Event(happening) => {
+                if happening.reason == notice::NOT_HONOURED {
+                    tracing::warn!("{}: {}", happening.key, happening.note);
+                }
                 let event = happening.event(now, number, &self.instance);
                 self.api.writes().create_event(&happening.key, &event).await
             }

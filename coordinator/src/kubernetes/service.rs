@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::owners::OwnerLookup;
-use crate::api::{Api, ApiError, Change, ControllerRef, Kind, Mutation, Object, ObjectKey};
+use crate::api::{Api, ApiError, Change, ChangeBody, ControllerRef, Kind, Mutation, Object, ObjectKey};
 use crate::clock::Clock;
 use crate::jobs::{Jobs, TopOwner};
 use crate::watch::Watcher;
@@ -106,8 +106,10 @@ impl Service {
     }
 
     fn change(&mut self, change: &Change) {
-        if let crate::api::ChangeBody::Applied(object) = &change.body {
-            self.has_default_queue |= object.key() == self.default_queue;
+        match &change.body {
+            ChangeBody::Applied(object) => self.has_default_queue |= object.key() == self.default_queue,
+            // People may remove it; gangs that name no queue would wait for ever.
+            ChangeBody::Deleted { key, .. } => self.has_default_queue &= *key != self.default_queue,
         }
         self.jobs.change(change);
     }
@@ -271,6 +273,10 @@ mod tests {
         service.note(vec![(queue, None)], at(1));
         assert!(service.writes(at(2)).is_empty());
         assert_eq!(service.next(), None);
+        // Whoever removes it gets it again.
+        let body = ChangeBody::Deleted { key: service.default_queue.clone(), uid: "u".to_owned() };
+        service.change(&Change { resource_version: 9, kind: Kind::Queue, body });
+        assert_eq!(told(&service.writes(at(3))), ["create Queue default"]);
     }
 
     #[test]

@@ -62,6 +62,9 @@ pub struct Sink {
 /// Diagnostics of one file stop here: a file of nonsense must not become megabytes of text.
 const MAX_DIAGNOSTICS: usize = 1000;
 
+/// What is said of a field that is accepted and has no effect.
+const NOT_HONOURED: &str = "accepted, not honoured yet";
+
 /// Unknown fields of one mapping that are named one by one.
 const MAX_UNKNOWN_FIELDS: usize = 20;
 
@@ -106,6 +109,12 @@ impl Sink {
     #[must_use]
     pub fn kept_errors(&self) -> &[Diagnostic] {
         &self.errors
+    }
+
+    /// The fields that are accepted and have no effect, as far as they are kept.
+    pub fn not_honoured(&self) -> impl Iterator<Item = &str> {
+        let warnings = self.warnings.iter().filter(|warning| warning.message == NOT_HONOURED);
+        warnings.map(|warning| warning.field.as_str())
     }
 
     /// True where no more warnings are kept.
@@ -181,7 +190,7 @@ impl<'n> Cursor<'n> {
 
     /// Records that a known field is read and has no effect yet.
     pub fn warn_not_honoured(&self, sink: &mut Sink) {
-        self.warn(sink, "accepted, not honoured yet");
+        self.warn(sink, NOT_HONOURED);
     }
 
     /// Path of a field below here.

@@ -6,14 +6,18 @@ use phalanx_common::units::{Millis, Time};
 use serde_json::{Value, json};
 
 use super::super::events::Happening;
+use super::notice::Notices;
 use crate::api::store::node_name;
 use crate::api::{Kind, Object, ObjectKey, Preconditions};
 use crate::convert::Reading;
 use crate::convert::status::format_time;
+use crate::jobs::is_bare;
 use crate::manifest::names::GROUP_NAME;
 
 /// A cause is reported when it has stood for so long.
 const STANDS: Millis = Millis(2_000);
+/// Pods above the minimum of a gang that runs are told of later: they are bound right after it, where there is room.
+const MORE_STANDS: Millis = Millis(10_000);
 /// A text whose cause is the same is written anew at most so often.
 const REFRESH: Millis = Millis(600_000);
 /// One event of a cause for each gang in so long, however often it comes back.
@@ -47,7 +51,22 @@ pub struct Shown {
     pub message: String,
 }
 
+/// What pods show that a gang needs no more.
+const MORE_WAIT: &str = "[MorePodsWait] the minimum of the pod's gang runs; the pod is above it and waits until there is \
+                         room for it: phalanx why with its name says what is missing";
+
 impl Shown {
+    fn waiting(message: &str) -> Self {
+        Self { reason: "WaitingForGang".to_owned(), message: message.to_owned() }
+    }
+
+    /// What pods show that name a PodGroup that is not there.
+    fn without_group(group: &ObjectKey) -> Self {
+        Self::waiting(&format!(
+            "[NoSuchPodGroup] {group}, which the pod names, does not exist: create it, or drop the annotation {GROUP_NAME}"
+        ))
+    }
+
     /// The condition to store.
     #[must_use]
     pub fn json(&self, now: Time) -> Value {
@@ -58,6 +77,18 @@ impl Shown {
             "message": self.message,
             "lastTransitionTime": format_time(Time(now.0 - now.0 % 1000)),
         })
+    }
+
+    /// The event that goes with it, as users know it.
+    fn event(&self, pod: &ObjectKey, preconditions: &Preconditions) -> Happening {
+        Happening {
+            key: pod.clone(),
+            uid: preconditions.uid.clone().unwrap_or_default(),
+            is_warning: true,
+            reason: "FailedScheduling",
+            action: "Scheduling",
+            note: self.message.clone(),
+        }
     }
 
     /// Reason and code: what must change before it is written anew.
@@ -77,6 +108,8 @@ pub struct Condition {
     pub condition: Shown,
     /// The pod's gang.
     pub group: ObjectKey,
+    /// Told when the condition is written.
+    pub event: Option<Happening>,
 }
 
 /// Something to be written.
@@ -108,6 +141,10 @@ struct Group {
     is_told: bool,
     /// When an event of a cause was told last.
     told: BTreeMap<String, Time>,
+    /// How long a cause must stand.
+    stands: Millis,
+    /// The job that it was made for, and its UID.
+    job: Option<(ObjectKey, String)>,
 }
 
 impl Group {
@@ -118,6 +155,7 @@ impl Group {
             let mut all = conditions.into_iter().flatten();
             all.find(|condition| condition["type"] == kind && condition["status"] == "True")
         };
+        let owner = object.metadata.owner.as_ref();
         Self {
             uid: object.metadata.uid.clone(),
             phase: text(&object.status["phase"]),
@@ -126,6 +164,11 @@ impl Group {
             since: now,
             is_told: false,
             told: BTreeMap::new(),
+            // A lone pod has waited before its PodGroup is made, and so do those that read of it.
+            stands: if owner.is_some_and(|owner| owner.kind == Kind::Pod) { Millis(0) } else { STANDS },
+            job: owner.filter(|owner| owner.kind == Kind::Job).map(|owner| {
+                (ObjectKey::new(Kind::Job, &object.metadata.namespace, &owner.name), owner.uid.clone())
+            }),
         }
     }
 
@@ -135,13 +178,20 @@ impl Group {
 
     /// What its unbound pods should show; `None` where there is nothing to say.
     fn shown(&self) -> Option<Shown> {
-        let message = self.waits.as_ref()?;
+        let Some(message) = &self.waits else {
+            return (self.phase == "Running").then(|| Shown::waiting(MORE_WAIT));
+        };
         let reason = match code_of(message) {
             _ if !self.is_admitted() => "WaitingForAdmission",
             code if NOT_FOR_NODES.contains(&code) => "WaitingForGang",
             _ => "Unschedulable",
         };
         Some(Shown { reason: reason.to_owned(), message: message.clone() })
+    }
+
+    /// How long its pods must have waited before something is written to them.
+    fn pods_stand(&self) -> Millis {
+        if self.waits.is_none() { MORE_STANDS } else { self.stands }
     }
 
     /// What must change before anything is told anew.
@@ -173,6 +223,10 @@ struct Pod {
     since: Time,
     /// When its condition was last written by us; 0 where that is not known.
     written: Time,
+    /// When an event was told of it last; 0 = never.
+    told: Time,
+    /// Its PodGroup is not one that is made for it.
+    names_group: bool,
 }
 
 /// Gangs, their unbound pods, and what is due when.
@@ -184,6 +238,7 @@ pub struct Table {
     pods_of: BTreeMap<ObjectKey, BTreeSet<ObjectKey>>,
     due: BTreeSet<(Time, ObjectKey)>,
     happenings: Vec<Happening>,
+    notices: Notices,
 }
 
 impl Table {
@@ -191,12 +246,13 @@ impl Table {
     #[must_use]
     pub fn new(reading: Reading) -> Self {
         let (groups, pods, pods_of) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { reading, groups, pods, pods_of, due: BTreeSet::new(), happenings: Vec::new() }
+        let (happenings, notices) = (Vec::new(), Notices::default());
+        Self { reading, groups, pods, pods_of, due: BTreeSet::new(), happenings, notices }
     }
 
     /// An object that was there before: its cause was told by whoever led then.
     pub fn known(&mut self, object: &Object, now: Time) {
-        self.applied(object, now);
+        self.take(object, now, true);
         if let Some(group) = self.groups.get_mut(&object.key()) {
             group.is_told = true;
         }
@@ -204,6 +260,13 @@ impl Table {
 
     /// An object is there, or changed.
     pub fn applied(&mut self, object: &Object, now: Time) {
+        self.take(object, now, false);
+    }
+
+    fn take(&mut self, object: &Object, now: Time, before: bool) {
+        for happening in self.notices.applied(object, before) {
+            self.happened(happening);
+        }
         match object.kind {
             Kind::PodGroup => self.group_applied(object, now),
             Kind::Pod => self.pod_applied(object, now),
@@ -224,7 +287,7 @@ impl Table {
                 }
             }
         }
-        self.due.insert((group.since + STANDS, key.clone()));
+        self.due.insert((group.since + group.stands, key.clone()));
         self.groups.insert(key, group);
     }
 
@@ -247,14 +310,17 @@ impl Table {
             .pods
             .get(&key)
             .filter(|before| before.preconditions.uid == preconditions.uid && before.group == group);
-        let (since, written) = before.map_or((now, Time(0)), |before| (before.since, before.written));
+        let (since, written, told) =
+            before.map_or((now, Time(0), Time(0)), |before| (before.since, before.written, before.told));
         if before.is_none() {
             self.deleted(&key);
         }
-        let since_of_group = self.groups.get(&group).map_or(now, |group| group.since);
-        self.due.insert((since.max(since_of_group) + STANDS, group.clone()));
+        let (since_of_group, stands) =
+            self.groups.get(&group).map_or((since, STANDS), |group| (group.since, group.pods_stand()));
+        self.due.insert((since.max(since_of_group) + stands, group.clone()));
+        let names_group = !is_bare(&self.reading, object);
         self.pods_of.entry(group.clone()).or_default().insert(key.clone());
-        self.pods.insert(key, Pod { preconditions, group, shown, since, written });
+        self.pods.insert(key, Pod { preconditions, group, shown, since, written, told, names_group });
     }
 
     /// True for a pod of ours that waits for a node. What a gate holds back says so by itself.
@@ -272,6 +338,7 @@ impl Table {
     /// An object is gone, or nothing is to be said of it any more.
     pub fn deleted(&mut self, key: &ObjectKey) {
         self.groups.remove(key);
+        self.notices.deleted(key);
         let Some(pod) = self.pods.remove(key) else { return };
         if let Some(pods) = self.pods_of.get_mut(&pod.group) {
             pods.remove(key);
@@ -305,7 +372,7 @@ impl Table {
     fn event_due(&mut self, key: &ObjectKey, now: Time, reports: &mut Vec<Report>) {
         let Some(group) = self.groups.get_mut(key).filter(|group| !group.is_told) else { return };
         let Some((cause, happening)) = group.happening(key) else { return };
-        let at = group.since + STANDS;
+        let at = group.since + group.stands;
         if at > now {
             self.due.insert((at, key.clone()));
             return;
@@ -314,15 +381,23 @@ impl Table {
         group.told.retain(|_, told| *told + EVENT_AGAIN > now);
         if !group.told.contains_key(&cause) && group.told.len() < MOST_CAUSES {
             group.told.insert(cause, now);
+            if let Some((key, uid)) = group.job.clone().filter(|_| happening.is_warning) {
+                reports.push(Report::Event(Happening { key, uid, ..happening.clone() }));
+            }
             reports.push(Report::Event(happening));
         }
     }
 
     fn conditions_due(&mut self, group_key: &ObjectKey, now: Time, most: usize, reports: &mut Vec<Report>) {
-        let Some(group) = self.groups.get(group_key) else { return };
-        let Some(wanted) = group.shown() else { return };
+        let group = self.groups.get(group_key);
+        let shown = group.map_or_else(|| Some(Shown::without_group(group_key)), Group::shown);
+        let Some(wanted) = shown else { return };
+        let (since_of_group, stands) =
+            group.map_or((Time(0), STANDS), |group| (group.since, group.pods_stand()));
         for key in self.pods_of.get(group_key).into_iter().flatten() {
-            let Some(pod) = self.pods.get_mut(key) else { continue };
+            let pod = self.pods.get_mut(key).filter(|pod| group.is_some() || pod.names_group);
+            let Some(pod) = pod else { continue };
+            let is_new = pod.shown.as_ref().is_none_or(|shown| shown.cause() != wanted.cause());
             let at = match &pod.shown {
                 Some(shown) if *shown == wanted => continue,
                 Some(shown) if shown.cause() == wanted.cause() => {
@@ -330,7 +405,7 @@ impl Table {
                     let written = if pod.written == Time(0) { pod.since } else { pod.written };
                     written + REFRESH
                 }
-                _ => group.since.max(pod.since) + STANDS,
+                _ => since_of_group.max(pod.since) + stands,
             };
             if at > now {
                 self.due.insert((at, group_key.clone()));
@@ -339,6 +414,11 @@ impl Table {
                 return;
             } else {
                 pod.written = now;
+                let is_told = !is_new || pod.told != Time(0) && pod.told + EVENT_AGAIN > now;
+                let event = (!is_told).then(|| wanted.event(key, &pod.preconditions));
+                if event.is_some() {
+                    pod.told = now;
+                }
                 // As if it were written: the change that the write makes says the same.
                 pod.shown = Some(wanted.clone());
                 reports.push(Report::Condition(Condition {
@@ -346,6 +426,7 @@ impl Table {
                     preconditions: pod.preconditions.clone(),
                     condition: wanted.clone(),
                     group: group_key.clone(),
+                    event,
                 }));
             }
         }

@@ -172,6 +172,99 @@ fn evictions_wait_for_their_turn_and_the_oldest_is_left_out() {
     assert_eq!(first.key.name, "p1");
 }
 
+/// Texts of the events that go with conditions that are due.
+fn pod_events(table: &mut Table, now: u64) -> Vec<String> {
+    let reports = table.due(Time(now), 100).into_iter();
+    let conditions = reports.filter_map(|report| match report {
+        Report::Condition(condition) => Some(condition),
+        Report::Event(_) => None,
+    });
+    let events = conditions.filter_map(|condition| condition.event);
+    events.map(|event| format!("{} {} {} {}", event.key, event.uid, event.reason, event.note)).collect()
+}
+
+#[test]
+fn a_pod_that_waits_has_an_event_of_its_own_but_no_flood_of_them() {
+    let mut table = table();
+    table.applied(&group("Inqueue", Some("[NoRoom] a"), 1), Time(0));
+    table.applied(&pod("a", 2), Time(0));
+    assert_eq!(pod_events(&mut table, 2_000), ["Pod default/a a-uid FailedScheduling [NoRoom] a"]);
+    let mut events = 0;
+    for second in (3..3_600).step_by(3) {
+        let text = if second % 2 == 0 { "[NoRoom] a" } else { "[NodesClosed] b" };
+        table.applied(&group("Inqueue", Some(text), second + 1), Time(second * 1_000));
+        events += pod_events(&mut table, second * 1_000 + 2_500).len();
+    }
+    assert_eq!(events, 11);
+}
+
+#[test]
+fn a_pod_whose_group_is_missing_or_needs_no_more_pods_says_so() {
+    let mut table = table();
+    table.applied(&pod("a", 1), Time(0));
+    let missing = "Pod default/a a-uid FailedScheduling [NoSuchPodGroup] PodGroup default/gang, which the pod names, \
+                   does not exist: create it, or drop the annotation scheduling.k8s.io/group-name";
+    assert_eq!(pod_events(&mut table, 2_000), [missing]);
+    // A group that is made for its pod comes by itself.
+    let mut lone = pod("b", 2);
+    lone.metadata.annotations.insert(GROUP_NAME.to_owned(), "podgroup-b-uid".to_owned());
+    table.applied(&lone, Time(3_000));
+    assert_eq!(due(&mut table, MINUTE), [""; 0]);
+    table.applied(&group("Running", None, 3), Time(10 * MINUTE));
+    assert_eq!(pod_events(&mut table, 10 * MINUTE + 9_000), [""; 0], "they are bound in a moment");
+    let events = pod_events(&mut table, 10 * MINUTE + 10_000);
+    assert!(events.len() == 1 && events[0].contains("FailedScheduling [MorePodsWait] "), "{events:?}");
+}
+
+#[test]
+fn a_job_is_told_what_its_group_waits_for_and_what_is_wrong_with_it() {
+    let mut table = table();
+    let mut group = group("Inqueue", Some("[NoRoom] a"), 1);
+    group.metadata.owner =
+        Some(crate::api::Owner { kind: Kind::Job, name: "j".to_owned(), uid: "j-uid".to_owned() });
+    table.applied(&group, Time(0));
+    let told = |table: &mut Table, now: u64| -> Vec<String> {
+        let events = table.due(Time(now), 100).into_iter().filter_map(|report| match report {
+            Report::Event(event) => Some(format!("{} {} {}", event.key, event.reason, event.note)),
+            Report::Condition(_) => None,
+        });
+        events.collect()
+    };
+    assert_eq!(
+        told(&mut table, 2_000),
+        ["Job default/j Unschedulable [NoRoom] a", "PodGroup default/gang Unschedulable [NoRoom] a"]
+    );
+    let mut job = Object::new(Kind::Job, "default", "j").with_spec(json!({
+        "maxRetry": 3,
+        "plugins": { "svc": [] },
+        "tasks": [{ "name": "w", "policies": [{ "event": "PodFailed", "action": "RestartJob" }],
+            "template": { "spec": { "containers": [{ "name": "c" }] } } }],
+    }));
+    table.applied(&job, Time(3_000));
+    let fields =
+        "Job default/j NotHonoured accepted, and without effect: spec.tasks[0].policies, spec.plugins";
+    assert_eq!(told(&mut table, 3_000), [fields]);
+    job.status =
+        json!({ "state": { "phase": "Pending", "reason": "InvalidJob", "message": "spec.tasks: wrong" } });
+    table.applied(&job, Time(4_000));
+    table.applied(&job, Time(5_000));
+    assert_eq!(told(&mut table, 6_000), ["Job default/j InvalidJob spec.tasks: wrong"]);
+    // What the API server fills in is nobody's wish; events of queues stand in a namespace all the same.
+    let mut queue = Object::new(Kind::Queue, "", "q").with_spec(json!({ "weight": 1, "reclaimable": true }));
+    table.applied(&queue, Time(7_000));
+    assert_eq!(told(&mut table, 7_000), [""; 0]);
+    queue.spec["parent"] = json!("above");
+    table.applied(&queue, Time(8_000));
+    let reports = table.due(Time(8_000), 100);
+    let [Report::Event(event)] = &reports[..] else { panic!("{reports:?}") };
+    assert_eq!(event.note, "accepted, and without effect: spec.parent");
+    assert_eq!(event.event(Time(0), 1, "i")["metadata"]["namespace"], "default");
+    for key in [queue.key(), job.key()] {
+        table.deleted(&key);
+    }
+    assert_eq!(format!("{:?}", table.notices), format!("{:?}", Notices::default()));
+}
+
 #[test]
 fn what_is_gone_is_forgotten() {
     let mut table = table();

@@ -1,0 +1,129 @@
+//! What is to be read at an object itself: fields of it that have no effect, and a job that cannot be read.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::super::events::Happening;
+use crate::api::{Kind, Object, ObjectKey};
+use crate::jobs::status::{INVALID, invalid_text};
+use crate::manifest::group::{read_pod_group, read_queue};
+use crate::manifest::job::read_job;
+use crate::manifest::reader::{Cursor, Sink};
+use crate::manifest::tree::Node;
+
+/// Fields named one by one; of more it is said how many there are.
+const MOST_FIELDS: usize = 12;
+
+/// What was told of one object.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    uid: String,
+    not_honoured: Option<String>,
+    invalid: Option<String>,
+}
+
+/// What was told, so that each text is told once. Objects of which there is nothing to tell are not kept.
+#[derive(Debug, Default)]
+pub struct Notices {
+    told: BTreeMap<ObjectKey, Told>,
+}
+
+impl Notices {
+    /// An object is there, or changed: what is to be told of it now. What is wrong with one that was there `before` was
+    /// told by whoever led then; its fields without effect may not have been, since it may be older than all leaders.
+    pub fn applied(&mut self, object: &Object, before: bool) -> Vec<Happening> {
+        if !matches!(object.kind, Kind::Queue | Kind::PodGroup | Kind::Job) {
+            return Vec::new();
+        }
+        let (key, invalid) = (object.key(), invalid_job(object));
+        let uid = object.metadata.uid.clone();
+        let now = Told {
+            uid,
+            not_honoured: not_honoured(object),
+            invalid: invalid.as_ref().map(|it| it.note.clone()),
+        };
+        let told = self.told.remove(&key).filter(|told| told.uid == now.uid);
+        let mut happenings = Vec::new();
+        if told.as_ref().is_none_or(|told| told.not_honoured != now.not_honoured) {
+            let note = now.not_honoured.clone();
+            happenings.extend(note.map(|note| event(object, NOT_HONOURED, note)));
+        }
+        if !before && told.is_none_or(|told| told.invalid != now.invalid) {
+            happenings.extend(invalid);
+        }
+        if now.not_honoured.is_some() || now.invalid.is_some() {
+            self.told.insert(key, now);
+        }
+        happenings
+    }
+
+    /// An object is gone.
+    pub fn deleted(&mut self, key: &ObjectKey) {
+        self.told.remove(key);
+    }
+}
+
+/// Reason of the event for fields without effect.
+pub const NOT_HONOURED: &str = "NotHonoured";
+
+/// Values that API servers and admission fill in where nobody has asked for anything.
+fn is_default(field: &str, value: Option<&Value>) -> bool {
+    let last = field.rsplit('.').next().unwrap_or(field);
+    match (last, value) {
+        ("weight", Some(value)) => *value == 1,
+        ("reclaimable", Some(value)) => *value == true,
+        ("maxRetry", Some(value)) => *value == 3,
+        ("dequeueStrategy", Some(value)) => *value == "traverse",
+        ("parent", Some(value)) => *value == "root",
+        (_, Some(Value::Null)) => true,
+        (_, Some(Value::Array(items))) => items.is_empty(),
+        (_, Some(Value::Object(entries))) => entries.is_empty(),
+        _ => false,
+    }
+}
+
+/// The value of a field such as `spec.tasks[0].policies`.
+fn value_at<'o>(spec: &'o Value, field: &str) -> Option<&'o Value> {
+    let path = field.strip_prefix("spec.")?.replace('[', ".").replace(']', "");
+    spec.pointer(&format!("/{}", path.replace('.', "/")))
+}
+
+/// Which fields of an object have no effect; `None` where all that it asks for is done.
+fn not_honoured(object: &Object) -> Option<String> {
+    if object.spec.is_null() {
+        return None;
+    }
+    let tree = Node::from_json(&object.spec);
+    let (root, mut sink) = (Cursor::root(&tree, "spec"), Sink::new(""));
+    match object.kind {
+        Kind::Queue => drop(read_queue(Some(&root), &mut sink)),
+        Kind::PodGroup => drop(read_pod_group(Some(&root), &mut sink)),
+        Kind::Job => drop(read_job(&root, &object.metadata.name, &mut sink)),
+        _ => return None,
+    }
+    // Volumes of a job are more than not honoured: it is refused.
+    let is_told = |field: &&str| {
+        let is_refused = object.kind == Kind::Job && *field == "spec.volumes";
+        !is_refused && !is_default(field, value_at(&object.spec, field))
+    };
+    let fields: Vec<&str> = sink.not_honoured().filter(is_told).collect();
+    if fields.is_empty() {
+        return None;
+    }
+    let more = fields.len().saturating_sub(MOST_FIELDS);
+    let named = fields.iter().take(MOST_FIELDS).copied().collect::<Vec<_>>().join(", ");
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Some(format!("accepted, and without effect: {named}{more}"))
+}
+
+/// The event for a job that cannot be read.
+fn invalid_job(object: &Object) -> Option<Happening> {
+    let text = invalid_text(&object.status).filter(|_| object.kind == Kind::Job)?;
+    Some(event(object, INVALID, text.to_owned()))
+}
+
+fn event(object: &Object, reason: &'static str, note: String) -> Happening {
+    let (key, uid) = (object.key(), object.metadata.uid.clone());
+    Happening { key, uid, is_warning: true, reason, action: "Reading", note }
+}
