@@ -67,12 +67,15 @@ pub(crate) struct Node {
     pub(crate) away_since: Option<Time>,
     /// Its agent has obeyed this coordinator: it knew no higher term.
     pub(crate) obeyed: bool,
+    /// It counts only with its object, whatever its agent says.
+    #[serde(default)]
+    needs_object: bool,
     /// Where the node stands in the index.
     indexed: Option<(ClassId, u64)>,
 }
 
 impl Node {
-    fn new(name: NodeName) -> Self {
+    fn new(name: NodeName, needs_object: bool) -> Self {
         let hostname = (Arc::from(HOSTNAME_LABEL), Arc::from(name.as_str()));
         Self {
             name,
@@ -89,6 +92,7 @@ impl Node {
             quarantine: None,
             away_since: None,
             obeyed: false,
+            needs_object,
             indexed: None,
         }
     }
@@ -113,6 +117,9 @@ impl Node {
 
     /// Why it is closed to every pod.
     pub(crate) fn shut(&self) -> Option<Closed> {
+        if self.needs_object && self.spec.is_none() {
+            return Some(if self.deleted { Closed::Removed } else { Closed::NoObject });
+        }
         match &self.agent {
             Some(AgentSide { session: None, .. }) => return Some(Closed::AgentAway),
             Some(AgentSide { inventory, .. }) => {
@@ -146,7 +153,12 @@ impl Node {
 
     /// What it has is not known: neither object nor agent was heard of yet.
     pub(crate) fn is_unknown(&self) -> bool {
-        self.spec.is_none() && self.agent.is_none() && !self.deleted
+        self.spec.is_none() && self.agent.is_none() && !self.deleted && !self.needs_object
+    }
+
+    /// What it has counts for the cluster.
+    pub(crate) fn is_there(&self) -> bool {
+        self.spec.is_some() || (self.agent.is_some() && !self.needs_object)
     }
 
     /// Position of a GPU.
@@ -176,6 +188,9 @@ pub(crate) struct Cluster {
     vacant: BTreeSet<NodeIndex>,
     by_name: BTreeMap<NodeName, NodeIndex>,
     classes: Classes,
+    /// An API server says which nodes there are.
+    #[serde(default)]
+    need_objects: bool,
     pub(crate) resources: ResourceTable,
     /// Raised when what the cluster has in all changes.
     pub(crate) capacity_generation: u64,
@@ -195,6 +210,11 @@ pub(crate) struct Taken {
 }
 
 impl Cluster {
+    /// No nodes yet. Where an API server says which there are, one without object is closed.
+    pub(crate) fn new(need_objects: bool) -> Self {
+        Self { need_objects, ..Self::default() }
+    }
+
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (NodeIndex, &Node)> {
         let numbered = self.nodes.iter().enumerate();
         let numbered = numbered.map(|(at, node)| (NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), node));
@@ -223,10 +243,10 @@ impl Cluster {
         }
         let index = self.vacant.pop_first().unwrap_or_else(|| {
             let index = NodeIndex(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
-            self.nodes.push(Node::new(name.clone()));
+            self.nodes.push(Node::new(name.clone(), self.need_objects));
             index
         });
-        self.nodes[index.0 as usize] = Node::new(name.clone());
+        self.nodes[index.0 as usize] = Node::new(name.clone(), self.need_objects);
         self.by_name.insert(name.clone(), index);
         index
     }
@@ -260,7 +280,7 @@ impl Cluster {
         index
     }
 
-    /// A node object is gone. A node whose agent speaks stays.
+    /// A node object is gone. A node whose agent speaks stays: open only where no API server says which there are.
     pub(crate) fn remove_spec(&mut self, name: &NodeName) {
         if let Some(index) = self.find(name) {
             self.change(index, |node| node.deleted = node.spec.take().is_some() || node.deleted);
@@ -426,6 +446,13 @@ impl Cluster {
             open.refresh(NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)));
         }
         open
+    }
+
+    /// Takes over the resources that have got a name in the cluster of which this is a copy.
+    pub(crate) fn learn_names(&mut self, from: &Self) {
+        if self.resources.len() != from.resources.len() {
+            self.resources = from.resources.clone();
+        }
     }
 
     /// The same nodes with nothing used and all that are away back: for "could it ever run".

@@ -143,13 +143,14 @@ impl Core {
     /// A machine that knows nothing yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
+        let needs_node_objects = settings.kubelet_stops_pods;
         let mut core = Self {
             settings,
             term: Term::default(),
             synced: false,
             queues: Queues::default(),
             priority_classes: BTreeMap::new(),
-            cluster: Cluster::default(),
+            cluster: Cluster::new(needs_node_objects),
             gangs: Gangs::default(),
             leases: Leases::default(),
             others: Others::default(),

@@ -317,6 +317,10 @@ impl Core {
         if self.emptied.as_ref().is_none_or(|(known, _)| *known != generation) {
             self.emptied = Some((generation, self.cluster.emptied()));
         }
+        if let Some((_, empty)) = &mut self.emptied {
+            // A pod that came since may ask for what nobody asked for before.
+            empty.learn_names(&self.cluster);
+        }
         let closed = self.cluster.nodes().filter(|(_, node)| node.closed().is_some());
         let leases = closed.flat_map(|(index, _)| self.leases.by_node.get(&index).into_iter().flatten());
         let leases = leases.filter_map(|id| self.leases.leases.get(id));

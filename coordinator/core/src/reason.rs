@@ -15,7 +15,7 @@ mod unsuited;
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use room::{Closed, NoRoom};
-use room::{amount_of, lower, name_closed, or_change, pods};
+use room::{amount_of, lower, name_closed, open_and_change, open_nodes, or_change, pods};
 pub use unsuited::{Unmet, Unsuited};
 
 /// Why a gang waits.
@@ -125,6 +125,9 @@ pub enum Reason {
         /// Nodes that constraints of the pod leave out.
         #[serde(default)]
         left_out: Option<Box<Unsuited>>,
+        /// Closed nodes that would have to be opened as well, beside the change that `left_out` names; mostly none.
+        #[serde(default)]
+        closed: Vec<(NodeName, Closed)>,
     },
     /// All nodes together, empty, have less than its PodGroup says that it needs at least.
     LargerThanAllNodes {
@@ -242,21 +245,21 @@ impl Reason {
                 format_amount(resource, *asked)
             ),
             Self::LargerThanCluster { mixed_models_would_fit: true, .. } => MIX_FIX.to_owned(),
-            Self::LargerThanCluster { fit, minimum, shape, lower_to, left_out, .. } => format!(
-                "add nodes for {}, of which the next asks {shape}{}{}",
+            Self::LargerThanCluster { fit, minimum, shape, lower_to, left_out, closed, .. } => format!(
+                "{}add nodes for {}, of which the next asks {shape}{}{}",
+                open_and_change(closed, left_out.as_deref()),
                 pods(minimum.saturating_sub(*fit), "more "),
                 lower(*lower_to),
-                or_change(left_out.as_deref())
+                or_change(left_out.as_deref().filter(|_| closed.is_empty()))
             ),
             Self::LargerThanAllNodes { resource, total, asked } => format!(
-                "add nodes with {} more, or lower spec.minResources to at most {}",
+                "add nodes with {} more, or have it need at most {} (of a Job lower minAvailable or what its pods ask, \
+                 of a PodGroup spec.minResources)",
                 amount_of(resource, asked.saturating_sub(*total)),
                 format_amount(resource, *total)
             ),
             Self::NoRoom(room) => room.fix(),
-            Self::NodesClosed { nodes, .. } => {
-                nodes.iter().map(|(node, closed)| closed.fix(node)).collect::<Vec<_>>().join("; ")
-            }
+            Self::NodesClosed { nodes, .. } => open_nodes(nodes, "; "),
             Self::MorePodsWait { cause, .. } => cause.fix(),
             Self::InProgress { .. } => String::new(),
         }
@@ -282,13 +285,20 @@ impl Reason {
                     format_amount(resource, *asked)
                 )
             }
-            Self::LargerThanCluster { fit, minimum, shape, mixed_models_would_fit, left_out, .. } => {
+            Self::LargerThanCluster {
+                fit, minimum, shape, mixed_models_would_fit, left_out, closed, ..
+            } => {
                 let models = if *mixed_models_would_fit { " with one GPU model per task" } else { "" };
                 write!(
                     formatter,
                     "can never fit: {minimum} pods needed, an empty cluster takes {fit}{models}; the next asks {shape}"
                 )?;
-                left_out.as_ref().map_or(Ok(()), |out| write!(formatter, "; {} {out}", out.of_nodes()))
+                left_out.as_ref().map_or(Ok(()), |out| write!(formatter, "; {} {out}", out.of_nodes()))?;
+                if closed.is_empty() {
+                    Ok(())
+                } else {
+                    write!(formatter, "; closed: {}", name_closed(closed))
+                }
             }
             Self::LargerThanAllNodes { resource, total, asked } => write!(
                 formatter,

@@ -48,18 +48,23 @@ pub(crate) fn diagnose(
         && all_known
     {
         // Nodes that a person has cordoned count as gone until a person opens them.
-        if let Some(nodes) = nodes_to_open(&empty.opened(&[]), &closed, shape, required) {
+        let open = empty.opened(&[]);
+        if let Some(nodes) = nodes_to_open(&open, &closed, shape, required) {
             let room = Box::new(no_room(cluster, required, shape, need));
             return (Reason::NodesClosed { nodes, room }, true);
         }
         let fit = place_most(empty, shape, &required.pods);
+        let mut left_out = left_out(empty, shape, required, &ever.need);
+        let closed =
+            left_out.as_mut().map(|out| open_and_change(&open, &closed, shape, required, out, &ever.need));
         let reason = Reason::LargerThanCluster {
             fit,
             minimum: required.minimum,
             shape: describe(cluster, &ever.need),
             mixed_models_would_fit: fits_mixed(empty),
             lower_to: lower_to(empty, shape, required),
-            left_out: left_out(empty, shape, required, &ever.need),
+            left_out,
+            closed: closed.unwrap_or_default(),
         };
         return (reason, true);
     }
@@ -89,6 +94,27 @@ fn nodes_to_open(
     let needed = closed.iter().filter(|(index, _, _)| used.contains(index));
     let nodes: Vec<_> = needed.map(|(_, name, why)| (name.clone(), why.clone())).take(NODES_NAMED).collect();
     (!nodes.is_empty()).then_some(nodes)
+}
+
+/// Where neither open nodes alone would do nor a change of the pod: the closed nodes that would do with a change, which
+/// is noted.
+fn open_and_change(
+    open: &Cluster,
+    closed: &[(NodeIndex, NodeName, Closed)],
+    shape: &GangShape,
+    required: &Required,
+    out: &mut Unsuited,
+    need: &PodNeed,
+) -> Vec<(NodeName, Closed)> {
+    if closed.is_empty() || !out.help.is_empty() {
+        return Vec::new();
+    }
+    let help = unsuited::what_helps(open, shape, required, need);
+    let changed = unsuited::required_without(required, &help);
+    let nodes = nodes_to_open(open, closed, shape, &changed).filter(|_| !help.is_empty());
+    let Some(nodes) = nodes else { return Vec::new() };
+    out.help = help;
+    nodes
 }
 
 /// Nodes that take no such pod for now and are not gone for good, by name.
@@ -203,7 +229,7 @@ fn never_enough(
             return Some(Reason::LargerThanAnyNode { resource, largest, asked, parts });
         }
         let offers_gpus = nodes.iter().any(|node| node.capacity.gpus > 0);
-        let looks_like_gpu = resource.ends_with("gpu") && &*resource != NVIDIA_GPU;
+        let looks_like_gpu = resource.trim_end_matches('s').to_ascii_lowercase().ends_with("gpu");
         let asks_already = need.amounts.gpus > 0;
         let suggestion = (offers_gpus && looks_like_gpu && !asks_already).then(|| Arc::from(NVIDIA_GPU));
         return Some(Reason::NoNodeOffers { resource, asked, suggestion });

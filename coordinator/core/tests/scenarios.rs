@@ -99,4 +99,6 @@ scenarios! {
     case_002_fits_no_node_is_not_admitted,
     case_095_autoscaler_sees_the_right_pods,
     group_made_anew,
+    nodes_without_object,
+    names_of_resources,
 }

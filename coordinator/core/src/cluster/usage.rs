@@ -65,7 +65,7 @@ impl Cluster {
             if node.is_unknown() {
                 return None;
             }
-            if node.agent.is_some() || node.spec.is_some() {
+            if node.is_there() {
                 total.add(&node.capacity);
             }
         }

@@ -67,8 +67,10 @@ pub enum Closed {
     DriverError(Arc<str>),
     /// It refused or did not answer; it opens again by itself.
     Quarantined(Arc<str>),
-    /// Neither object nor agent is left.
+    /// Its object was deleted.
     Removed,
+    /// Its agent speaks, or something runs there, and the API server has no such Node.
+    NoObject,
 }
 
 impl Closed {
@@ -83,7 +85,9 @@ impl Closed {
             }
             Self::DriverError(_) => format!("repair the driver of {node}"),
             Self::Quarantined(_) => format!("wait until {node} opens again, which it does by itself"),
-            Self::Removed => format!("bring node {node} back"),
+            Self::Removed | Self::NoObject => {
+                format!("bring node {node} back, as its kubelet does when it registers")
+            }
         }
     }
 }
@@ -99,6 +103,7 @@ impl fmt::Display for Closed {
             Self::DriverError(message) => write!(formatter, "driver error: {message}"),
             Self::Quarantined(why) => formatter.write_str(why),
             Self::Removed => formatter.write_str("no such node any more"),
+            Self::NoObject => formatter.write_str("it has no Node object"),
         }
     }
 }
@@ -139,6 +144,17 @@ pub(super) fn lower(minimum: Option<u32>) -> String {
 pub(super) fn or_change(left_out: Option<&Unsuited>) -> String {
     let fix = left_out.map(Unsuited::fix).unwrap_or_default();
     if fix.is_empty() { fix } else { format!(", or {fix}") }
+}
+
+/// What would open these nodes, one after the other.
+pub(super) fn open_nodes(nodes: &[(NodeName, Closed)], between: &str) -> String {
+    nodes.iter().map(|(node, closed)| closed.fix(node)).collect::<Vec<_>>().join(between)
+}
+
+/// Nodes to open and the change of the pod that must go with it; empty where that would not do.
+pub(super) fn open_and_change(nodes: &[(NodeName, Closed)], left_out: Option<&Unsuited>) -> String {
+    let fix = left_out.map(Unsuited::fix).filter(|_| !nodes.is_empty());
+    fix.map(|fix| format!("{} and {fix}, or ", open_nodes(nodes, " and "))).unwrap_or_default()
 }
 
 /// `1 more pod`, `3 pods`.

@@ -60,7 +60,7 @@ fn count(cluster: &Cluster, need: &PodNeed, counts: impl Fn(&Obstacle<'_>) -> bo
 }
 
 pub(super) fn is_there(node: &Node) -> bool {
-    node.agent.is_some() || node.spec.is_some()
+    node.is_there()
 }
 
 /// An obstacle as a value for people; `None` for those that have a name elsewhere.
@@ -140,6 +140,17 @@ fn lasting(cluster: &Cluster, node: &Node, need: &PodNeed, terms: &Arc<str>) -> 
 }
 
 fn fits_without(cluster: &Cluster, shape: &GangShape, required: &Required, set: &BTreeSet<Unmet>) -> bool {
+    let pods = pods_without(required, set);
+    place(cluster, &mut Overlay::default(), shape, &pods).is_ok()
+}
+
+/// The same pods, changed so that these constraints keep them away no more.
+pub(super) fn required_without(required: &Required, unmet: &[Unmet]) -> Required {
+    let pods = pods_without(required, &unmet.iter().cloned().collect());
+    Required { pods, minimum: required.minimum, all: required.all }
+}
+
+fn pods_without(required: &Required, set: &BTreeSet<Unmet>) -> Vec<Candidate> {
     let mut known: BTreeMap<&PodNeed, Arc<PodNeed>> = BTreeMap::new();
     let freed = |candidate: &Candidate, need: Arc<PodNeed>| Candidate { need, ..candidate.clone() };
     let mut pods = Vec::with_capacity(required.pods.len());
@@ -147,7 +158,7 @@ fn fits_without(cluster: &Cluster, shape: &GangShape, required: &Required, set: 
         let need = known.entry(&candidate.need).or_insert_with(|| Arc::new(without(&candidate.need, set)));
         pods.push(freed(candidate, need.clone()));
     }
-    place(cluster, &mut Overlay::default(), shape, &pods).is_ok()
+    pods
 }
 
 /// The need of a pod that was changed so that these constraints keep it away no more.

@@ -975,6 +975,13 @@ impl World {
         };
         let node = NodeName::from(node);
         self.agents.insert(node.clone(), Agent { inventory: Some(inventory), ..Agent::default() });
+        if self.settings.kubelet_stops_pods && words.options.get("object") != Some(&"no") {
+            // Its kubelet has registered.
+            self.make_plain_node(&Words {
+                plain: vec!["plain-node", words.plain[1]],
+                options: BTreeMap::new(),
+            });
+        }
         self.connect(&node);
     }
 
