@@ -232,6 +232,16 @@ impl Leadership {
         Err(self.shared.unreachable("it is written all the time by others"))
     }
 
+    /// For how long the Lease that another holds was not seen to be renewed; nothing where this candidate leads, and
+    /// where none is held.
+    pub async fn unrenewed(&self) -> Duration {
+        if self.leads() || self.shared.holder.borrow().is_none() {
+            return Duration::ZERO;
+        }
+        let state = self.shared.state.lock().await;
+        state.seen.as_ref().map_or(Duration::ZERO, lease::Seen::unchanged)
+    }
+
     fn give_up(&self) {
         self.shared.give_up();
     }

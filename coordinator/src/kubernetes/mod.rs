@@ -40,8 +40,12 @@ use write::Writes;
 pub(crate) const REQUEST: Duration = Duration::from_secs(30);
 /// In a pod of so few bytes those of a Binding find room.
 const ROOMY_BYTES: usize = 128 * 1024;
-/// Pause after a question to the API server that was not answered, at the start.
+/// First pause after a question to the API server that was not answered, at the start; it doubles.
 const START_PAUSE: Duration = Duration::from_secs(1);
+/// Longest such pause.
+const LONGEST_START_PAUSE: Duration = Duration::from_secs(15);
+/// The API server, where nothing more is known of it.
+const SOME_SERVER: &str = "the API server";
 
 /// Where the term's counter is kept: the Lease of the leader's election.
 pub trait TermStore: Send + Sync + 'static {
@@ -92,7 +96,7 @@ impl KubernetesApi {
     /// # Errors
     /// The API server refuses (401, 403), or did not answer for a minute.
     pub async fn start(client: Client, writes: Writes, options: &Options) -> Result<Self, ApiError> {
-        let cluster = read_cluster_id(&client).await?;
+        let cluster = read_cluster_id(&client, SOME_SERVER).await?;
         let trim = Trim::new(&options.scheduler_names);
         let mirror = Arc::new(Mirror::new(options.log_length, trim.clone()));
         let reading = Reading::new(&options.scheduler_names).with_lone_pods().where_kubelets_choose();
@@ -196,14 +200,22 @@ impl Api for KubernetesApi {
     }
 }
 
-/// Identity of the cluster: the UID of its namespace kube-system, which lives as long as the cluster does.
-async fn read_cluster_id(client: &Client) -> Result<ClusterId, ApiError> {
-    const ATTEMPTS: u32 = 60;
+/// Identity of the cluster: the UID of its namespace kube-system, which lives as long as the cluster does. `server`
+/// tells people which API server is asked.
+async fn read_cluster_id(client: &Client, server: &str) -> Result<ClusterId, ApiError> {
+    // A minute in all, where each is refused at once.
+    const ATTEMPTS: u32 = 8;
     let mut last = String::new();
     for attempt in 0..ATTEMPTS {
         if attempt > 0 {
-            tracing::warn!(error = last, "the API server does not tell the cluster's identity; trying again");
-            tokio::time::sleep(START_PAUSE).await;
+            let pause = start_pause(attempt);
+            tracing::warn!(
+                server,
+                error = last,
+                "the API server does not tell the cluster's identity; trying again in {} s",
+                pause.as_secs()
+            );
+            tokio::time::sleep(pause).await;
         }
         match kube_system(client).await {
             Ok(namespace) => match namespace.pointer("/metadata/uid").and_then(Value::as_str) {
@@ -212,16 +224,20 @@ async fn read_cluster_id(client: &Client) -> Result<ClusterId, ApiError> {
             },
             Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => {
                 return Err(ApiError::Invalid(format!(
-                    "the API server refuses to show the namespace kube-system: {}; check the kubeconfig, or apply deploy/ (RBAC)",
+                    "{server} refuses to show the namespace kube-system: {}; check the kubeconfig, or apply deploy/ (RBAC)",
                     status.message
                 )));
             }
             Err(error) => last = watch::text(&error),
         }
     }
-    Err(ApiError::Storage(format!(
-        "the API server does not tell the UID of the namespace kube-system: {last}"
-    )))
+    Err(ApiError::Storage(format!("{server} does not tell the UID of the namespace kube-system: {last}")))
+}
+
+/// Pause before an attempt, which are counted from 0.
+fn start_pause(attempt: u32) -> Duration {
+    let doubled = START_PAUSE.saturating_mul(1 << attempt.saturating_sub(1).min(10));
+    doubled.min(LONGEST_START_PAUSE)
 }
 
 async fn kube_system(client: &Client) -> Result<Value, kube::Error> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use phalanx_common::ids::Term;
-use phalanx_kubernetes::election::Leadership;
+use phalanx_kubernetes::election::{Holder, LEASE_NAME, Leadership};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -108,7 +108,7 @@ impl Replica {
         let (senders, inputs) = driver::channels(stopping.clone());
         let mut others = JoinSet::new();
         let (standby, standby_told) = watch::channel(Some(NOBODY.to_owned()));
-        others.spawn(tell_standby(opened.leadership.clone(), standby));
+        others.spawn(tell_standby(opened.leadership.clone(), kubernetes.clone(), standby));
         serve_admin(
             opened.admin,
             AdminParts {
@@ -215,24 +215,30 @@ impl Replica {
     }
 }
 
+/// How often the answer is looked at, since nothing tells that a holder does NOT renew.
+const STANDBY_LOOK: Duration = Duration::from_secs(1);
+
 const NOBODY: &str = "this replica does not lead, and none is known to; ask again in some seconds";
 
 /// Keeps the answer to questions that only a leader can answer.
-async fn tell_standby(leadership: Leadership, standby: watch::Sender<Option<String>>) {
+async fn tell_standby(
+    leadership: Leadership,
+    kubernetes: KubernetesConfig,
+    standby: watch::Sender<Option<String>>,
+) {
     let (mut leading, mut holder) = (leadership.leading(), leadership.holder());
     loop {
+        let unrenewed = leadership.unrenewed().await;
         let text = match &*holder.borrow_and_update() {
             _ if *leading.borrow_and_update() => None,
             None => Some(NOBODY.to_owned()),
-            Some(holder) => {
-                let at = holder.admin.as_ref().map(|admin| format!(" at {admin}")).unwrap_or_default();
-                Some(format!("this replica does not lead; the leader is {}{at}", holder.name))
-            }
+            Some(holder) => Some(held_by(holder, unrenewed, &kubernetes)),
         };
         standby.send_replace(text);
         let changed = tokio::select! {
             changed = leading.changed() => changed,
             changed = holder.changed() => changed,
+            () = tokio::time::sleep(STANDBY_LOOK) => Ok(()),
         };
         if changed.is_err() {
             return;
@@ -240,7 +246,54 @@ async fn tell_standby(leadership: Leadership, standby: watch::Sender<Option<Stri
     }
 }
 
+/// What is known of the leader: one that has not renewed the Lease in its time leads no more.
+fn held_by(holder: &Holder, unrenewed: Duration, kubernetes: &KubernetesConfig) -> String {
+    let (name, namespace, times) = (&holder.name, &kubernetes.namespace, &kubernetes.times);
+    if unrenewed > times.renew_deadline.min(times.retry_period * 3) {
+        return format!(
+            "this replica does not lead, and no replica has renewed the Lease {namespace}/{LEASE_NAME} for {} s (it \
+             names {name}); a standby takes over {} s after the last renewal: ask again, and if that goes on look at \
+             `kubectl -n {namespace} get pods,leases`",
+            unrenewed.as_secs(),
+            times.lease_duration.as_secs()
+        );
+    }
+    let at = holder.admin.as_ref().map(|admin| format!(" at {admin}")).unwrap_or_default();
+    format!("this replica does not lead; the leader is {name}{at}")
+}
+
 /// Kubelets tell how pods fare; what agents say of them is not needed.
 async fn drop_reports(mut reports: mpsc::Receiver<PodReport>) {
     while reports.recv().await.is_some() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_kubernetes::client::Target;
+    use phalanx_kubernetes::election::LeaseTimes;
+
+    use super::*;
+    use crate::config::AgentIdentity;
+
+    #[test]
+    fn a_holder_that_does_not_renew_is_not_called_the_leader() {
+        let kubernetes = KubernetesConfig {
+            target: Target::default(),
+            namespace: "phalanx-system".to_owned(),
+            identity: "b".to_owned(),
+            times: LeaseTimes::default(),
+            bind_qps: None,
+            scheduler_names: Vec::new(),
+            admin_advertise: None,
+            agent_identity: AgentIdentity::Token,
+            pki_dir: None,
+        };
+        let holder = Holder { name: "a_1".to_owned(), admin: Some("10.0.0.1:7411".to_owned()), term: 1 };
+        let text = |seconds| held_by(&holder, Duration::from_secs(seconds), &kubernetes);
+        assert_eq!(text(2), "this replica does not lead; the leader is a_1 at 10.0.0.1:7411");
+        let gone = text(9);
+        assert!(!gone.contains("the leader is"), "{gone}");
+        assert!(gone.contains("has renewed the Lease phalanx-system/phalanx-coordinator for 9 s"), "{gone}");
+        assert!(gone.contains("takes over 15 s after") && gone.contains("get pods,leases"), "{gone}");
+    }
 }

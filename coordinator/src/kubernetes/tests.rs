@@ -27,12 +27,23 @@ fn server(answers: Vec<(u16, &'static str)>) -> Client {
 async fn the_identity_is_asked_for_until_it_is_told() {
     let known = r#"{"metadata":{"name":"kube-system","uid":"u-1"}}"#;
     let client = server(vec![(503, "starting"), (200, known)]);
-    assert_eq!(read_cluster_id(&client).await.unwrap().as_str(), "u-1");
+    assert_eq!(read_cluster_id(&client, SOME_SERVER).await.unwrap().as_str(), "u-1");
+}
+
+/// Where there is no API server at all it is not said each second.
+#[test]
+fn an_identity_that_is_not_told_is_asked_for_ever_more_seldom() {
+    assert_eq!(
+        [1, 2, 3, 4, 5, 6, 1000].map(|attempt| start_pause(attempt).as_secs()),
+        [1, 2, 4, 8, 15, 15, 15]
+    );
 }
 
 #[tokio::test]
 async fn a_refusal_says_at_once_what_is_missing() {
     let refusal = r#"{"kind":"Status","status":"Failure","message":"namespaces is forbidden","code":403}"#;
-    let text = read_cluster_id(&server(vec![(403, refusal)])).await.unwrap_err().to_string();
+    let client = server(vec![(403, refusal)]);
+    let text = read_cluster_id(&client, "the API server https://a:1").await.unwrap_err().to_string();
+    assert!(text.contains("the API server https://a:1 refuses"), "{text}");
     assert!(text.contains("namespaces is forbidden") && text.contains("deploy/ (RBAC)"), "{text}");
 }

@@ -49,6 +49,11 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    /// How long its Lease has said the same.
+    pub(super) fn unchanged(&self) -> Duration {
+        self.at.elapsed()
+    }
+
     /// True where its holder must have given up by now.
     fn is_over(&self, own: Duration) -> bool {
         let told = self.spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());

@@ -1,6 +1,8 @@
 //! What a replica opens before anything of it runs: whoever fails here leaves nothing behind.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,13 +45,23 @@ pub(super) fn write_time_out(times: &LeaseTimes) -> Duration {
     (between * 4 / 5).max(Duration::from_millis(500))
 }
 
+/// Which API server is asked, and who says so.
+fn server_text(address: &impl Display, kubeconfig: Option<&Path>) -> String {
+    match kubeconfig {
+        Some(path) => format!("the API server {address} of kubeconfig {}", path.display()),
+        None => format!("the API server {address} of the pod's service account"),
+    }
+}
+
 pub(super) async fn open(config: &Config, kubernetes: &KubernetesConfig) -> Result<Opened, StartError> {
     let config = config.clone();
     let mut kubernetes = kubernetes.clone();
     let user_agent = concat!("phalanx-coordinator/", env!("CARGO_PKG_VERSION"));
-    let clients = Clients::new(&kubernetes.target.load().await?, user_agent)?;
+    let target = kubernetes.target.load().await?;
+    let clients = Clients::new(&target, user_agent)?;
     // Waits for an API server that does not answer yet.
-    read_cluster_id(&clients.watch).await.map_err(StartError::Cluster)?;
+    let server = server_text(&target.cluster_url, kubernetes.target.kubeconfig.as_deref());
+    read_cluster_id(&clients.watch, &server).await.map_err(StartError::Cluster)?;
     let directory = &config.state_dir;
     std::fs::create_dir_all(directory)
         .map_err(|cause| StartError::StateDirectory { directory: directory.clone(), cause })?;
@@ -126,5 +138,22 @@ async fn agents(
             let reviewer = Reviewer::new(client.clone(), &kubernetes.namespace);
             Ok(Agents { quic, tokens: Some(TokenCheck::by(reviewer)), authority: Some(authority) })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_that_is_asked_is_named_with_its_kubeconfig() {
+        assert_eq!(
+            server_text(&"https://a:1/", Some(Path::new("/k"))),
+            "the API server https://a:1/ of kubeconfig /k"
+        );
+        assert_eq!(
+            server_text(&"https://a:1/", None),
+            "the API server https://a:1/ of the pod's service account"
+        );
     }
 }
