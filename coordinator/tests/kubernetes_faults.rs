@@ -18,7 +18,7 @@ use http::Method;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::json;
 
@@ -211,4 +211,90 @@ async fn a_pod_that_is_refused_for_ever_wins_no_cycle_and_its_gang_gives_its_gpu
     .await;
     assert_eq!(cluster.refused(), 0);
     replica.check();
+}
+
+fn of_kind(cluster: &KubernetesCluster, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    if kind.kind == "Queue" {
+        return Api::all_with(cluster.client.clone(), &kind);
+    }
+    Api::namespaced_with(cluster.client.clone(), "default", &kind)
+}
+
+/// Waits for an event with this reason about an object of this name; its text.
+async fn event_of(cluster: &KubernetesCluster, name: &str, reason: &str) -> String {
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
+    until(&format!("an event {reason} of {name}"), || async {
+        let all = events.list(&ListParams::default()).await.ok()?;
+        let mut all = all.into_iter().filter(|event| event.reason.as_deref() == Some(reason));
+        let event =
+            all.find(|event| event.regarding.as_ref().and_then(|about| about.name.as_deref()) == Some(name))?;
+        event.note
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_run_as_it_is_says_so_at_the_object_itself() {
+    let cluster = KubernetesCluster::start(1, 4, 1).await;
+    let replica = cluster.replica(0, None);
+    cluster.until_ready(&replica, 1).await;
+    let jobs = of_kind(&cluster, "batch.volcano.sh", "v1alpha1", "Job");
+    let job = |name: &str, spec: serde_json::Value| {
+        let job = json!({ "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job",
+            "metadata": { "name": name }, "spec": spec });
+        serde_json::from_value::<DynamicObject>(job).unwrap()
+    };
+    let tasks = json!([{ "name": "w", "replicas": 2, "template": { "spec": {
+        "containers": [{ "name": "main", "image": "none" }] } } }]);
+    let spec =
+        json!({ "minAvailable": 5, "schedulerName": "phalanx", "plugins": { "svc": [] }, "tasks": tasks });
+    jobs.create(&PostParams::default(), &job("wrong", spec)).await.unwrap();
+    let note = event_of(&cluster, "wrong", "InvalidJob").await;
+    assert!(note.contains("minAvailable 5 > replicas 2"), "{note}");
+    let note = event_of(&cluster, "wrong", "NotHonoured").await;
+    assert!(note.contains("spec.plugins"), "{note}");
+    let state = jobs.get("wrong").await.unwrap().data["status"]["state"].clone();
+    assert_eq!((&state["phase"], &state["reason"]), (&json!("Pending"), &json!("InvalidJob")));
+    // Repaired it goes on, and nothing of the fault is left.
+    let repair = json!({ "spec": { "minAvailable": 2 } });
+    jobs.patch("wrong", &PatchParams::default(), &Patch::Merge(&repair)).await.unwrap();
+    cluster_pods(&cluster, "wrong-w-", 2).await;
+    until("the job's status is repaired", || async {
+        let state = jobs.get("wrong").await.ok()?.data["status"]["state"].clone();
+        (state["reason"].is_null() && state["message"].is_null()).then_some(())
+    })
+    .await;
+    // A pod of a PodGroup that is not there.
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    let pod = json!({ "metadata": { "name": "alone", "annotations": { "scheduling.k8s.io/group-name": "nowhere" } },
+        "spec": { "schedulerName": "phalanx", "containers": [{ "name": "main", "image": "none" }] } });
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    let note = event_of(&cluster, "alone", "FailedScheduling").await;
+    assert!(note.starts_with("[NoSuchPodGroup] PodGroup default/nowhere"), "{note}");
+    // A queue whose fields have no effect, and the default one that was removed.
+    let queues = of_kind(&cluster, "scheduling.volcano.sh", "v1beta1", "Queue");
+    let queue = json!({ "apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue",
+        "metadata": { "name": "below" }, "spec": { "weight": 1, "parent": "above" } });
+    queues.create(&PostParams::default(), &serde_json::from_value(queue).unwrap()).await.unwrap();
+    let note = event_of(&cluster, "below", "NotHonoured").await;
+    assert!(note.contains("spec.parent") && !note.contains("spec.weight"), "{note}");
+    let before = queues.get("default").await.unwrap().uid();
+    queues.delete("default", &DeleteParams::default()).await.unwrap();
+    until("the default queue is made again", || async {
+        let queue = queues.get("default").await.ok()?;
+        (queue.uid() != before).then_some(())
+    })
+    .await;
+    replica.check();
+}
+
+/// Waits for so many pods whose names begin so.
+async fn cluster_pods(cluster: &KubernetesCluster, prefix: &str, count: usize) {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    until(&format!("{count} pods {prefix}"), || async {
+        let all = pods.list(&ListParams::default()).await.ok()?;
+        (all.iter().filter(|pod| pod.name_any().starts_with(prefix)).count() == count).then_some(())
+    })
+    .await;
 }
