@@ -152,6 +152,8 @@ impl Core {
             not_before: Time(0),
             written: None,
             stray_due: None,
+            few_pods_since: None,
+            few_pods_told: Time(0),
         };
         let name = gang.spec.name.clone();
         self.gangs.gangs.insert(key, gang);

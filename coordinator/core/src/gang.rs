@@ -54,6 +54,12 @@ pub(crate) struct Gang {
     pub(crate) written: Option<GangStatus>,
     /// The API shows another one: then it is written again.
     pub(crate) stray_due: Option<Time>,
+    /// Since when it has too few pods, as far as its status goes.
+    #[serde(default)]
+    pub(crate) few_pods_since: Option<Time>,
+    /// When its status last said how many pods it has of those it needs.
+    #[serde(default)]
+    pub(crate) few_pods_told: Time,
 }
 
 impl Gang {

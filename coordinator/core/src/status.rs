@@ -4,13 +4,22 @@
 use phalanx_common::gang::{GangSpec, ShownGang};
 use phalanx_common::ids::GangName;
 use phalanx_common::queue::{QueueSpec, ShownQueue};
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 
 use crate::action::{Action, Command, GangPhase, GangStatus, QueueStatus};
 use crate::core::{Core, Pending, Timer};
-use crate::gang::GangKey;
+use crate::gang::{Gang, GangKey};
 use crate::phase::PhaseKind;
 use crate::reason::Reason;
+
+/// The pods of a gang are made after its PodGroup: what is missing before this is no news.
+const FIRST_TEXT_AFTER_MS: Millis = Millis(1_000);
+
+/// A gang that is older when it is first seen waits for its pods in earnest.
+const NEW_FOR_MS: Millis = Millis(3_000);
+
+/// How often a status follows the number of pods at most.
+const NUMBERS_EVERY_MS: Millis = Millis(5_000);
 
 impl Core {
     /// A PodGroup is there, or changed, and shows this status.
@@ -54,8 +63,10 @@ impl Core {
     }
 
     /// Writes a gang's status where it differs from what was written, or from what has been shown for a while. A
-    /// reason counts by its kind: its numbers change all the time and stand in `explain`.
+    /// reason counts by its kind: its numbers change all the time and stand in `explain`. Only the numbers of pods
+    /// that are missing are the cause itself: those are written too, some time after they changed.
     pub(crate) fn write_gang_status(&mut self, key: GangKey, actions: &mut Vec<Action>) {
+        let now = self.now;
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         if gang.deleted || gang.spec.is_lone_pod() {
             return;
@@ -63,32 +74,43 @@ impl Core {
         let tally = self.gangs.tally(&gang.spec.name);
         let phase = pod_group_phase(gang.phase.kind());
         let waits = matches!(phase, GangPhase::Pending | GangPhase::Inqueue | GangPhase::Unknown);
+        let mut reason = gang.reason.clone().filter(|_| waits);
+        let few_pods_since = has_few_pods(reason.as_ref()).then(|| gang.few_pods_since.unwrap_or(now));
+        if let Some(due) = few_pods_since
+            .and_then(|since| few_pods_due(gang, reason.as_ref(), since))
+            .filter(|due| *due > now)
+        {
+            reason = gang.written.as_ref().and_then(|written| written.reason.clone());
+            self.timers.insert((due, Timer::Gang(key)));
+        }
         let status = GangStatus {
             phase,
-            reason: gang.reason.clone().filter(|_| waits),
+            reason,
             running: tally.running,
             succeeded: tally.succeeded,
             failed: tally.failed,
         };
-        let code = |status: &GangStatus| status.reason.as_ref().map(Reason::code);
-        let has_strayed = gang.stray_due.is_some_and(|due| due <= self.now);
+        let has_strayed = gang.stray_due.is_some_and(|due| due <= now);
         let same = gang.written.as_ref().is_some_and(|written| {
-            code(written) == code(&status)
+            says_the_same(written.reason.as_ref(), status.reason.as_ref())
                 && GangStatus { reason: None, ..written.clone() }
                     == GangStatus { reason: None, ..status.clone() }
         });
+        let (name, uid) = (gang.spec.name.clone(), gang.spec.uid.clone());
+        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            gang.few_pods_since = few_pods_since;
+        }
         if same && !has_strayed {
             return;
         }
         let reason = status.reason.map(|reason| self.with_holders(reason));
         let status = GangStatus { reason, ..status };
-        let command = Command::SetGangStatus {
-            gang: gang.spec.name.clone(),
-            uid: gang.spec.uid.clone(),
-            status: Box::new(status.clone()),
-        };
+        let command = Command::SetGangStatus { gang: name, uid, status: Box::new(status.clone()) };
         self.emit_pending(command, Pending::GangStatus(key), actions);
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            if has_few_pods(status.reason.as_ref()) {
+                gang.few_pods_told = now;
+            }
             gang.written = Some(status);
             gang.stray_due = None;
         }
@@ -108,6 +130,24 @@ impl Core {
             let command = Command::SetQueueStatus { queue: name.clone(), status };
             self.emit_pending(command, Pending::QueueStatus(name), actions);
         }
+    }
+}
+
+fn has_few_pods(reason: Option<&Reason>) -> bool {
+    matches!(reason, Some(Reason::TooFewPods { .. }))
+}
+
+/// The same cause: what it was written for would be written again.
+fn says_the_same(written: Option<&Reason>, reason: Option<&Reason>) -> bool {
+    written.map(Reason::code) == reason.map(Reason::code) && (!has_few_pods(reason) || written == reason)
+}
+
+/// When the number of pods that are missing since then may be told; `None` where it may at once.
+fn few_pods_due(gang: &Gang, reason: Option<&Reason>, since: Time) -> Option<Time> {
+    match gang.written.as_ref().and_then(|written| written.reason.as_ref()) {
+        None => (since <= gang.spec.created + NEW_FOR_MS).then(|| since + FIRST_TEXT_AFTER_MS),
+        written if has_few_pods(written) && written != reason => Some(gang.few_pods_told + NUMBERS_EVERY_MS),
+        Some(_) => None,
     }
 }
 

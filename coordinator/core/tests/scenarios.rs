@@ -101,4 +101,5 @@ scenarios! {
     group_made_anew,
     nodes_without_object,
     names_of_resources,
+    numbers_of_pods,
 }

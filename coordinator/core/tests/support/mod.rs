@@ -268,7 +268,12 @@ impl World {
             Command::ReadPod { name, .. } => format!("read {}", name.name),
             Command::Evict { name, cause, .. } => format!("evict {}: {cause}", name.name),
             Command::SetGangStatus { gang, status, .. } => {
-                let reason = status.reason.as_ref().map(|reason| format!(" {}", reason.code()));
+                let reason = status.reason.as_ref().map(|reason| match reason {
+                    Reason::TooFewPods { exist, minimum, .. } => {
+                        format!(" TooFewPods {exist}/{minimum} at {} s", self.now.0 / 1000)
+                    }
+                    _ => format!(" {}", reason.code()),
+                });
                 format!(
                     "status {} {} running={} succeeded={}{}",
                     gang.name,
