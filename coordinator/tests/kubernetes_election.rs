@@ -135,6 +135,9 @@ async fn the_next_one_leads_as_soon_as_the_lease_is_given_back() {
     // Longer than the lease: it is renewed all the time.
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert!(one.leads() && !waiting.is_finished());
+    let unrenewed = two.unrenewed().await;
+    assert!(!unrenewed.is_zero() && unrenewed < times().lease_duration, "{unrenewed:?}");
+    assert_eq!(one.unrenewed().await, Duration::ZERO, "it leads");
     let seen = two.holder().borrow().clone().unwrap();
     assert_eq!((seen.admin.as_deref(), seen.term), (Some("10.0.0.7:7411"), 1));
 
