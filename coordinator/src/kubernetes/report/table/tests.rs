@@ -266,6 +266,17 @@ fn a_job_is_told_what_its_group_waits_for_and_what_is_wrong_with_it() {
 }
 
 #[test]
+fn a_lone_pod_that_has_waited_for_its_group_does_not_wait_again() {
+    let mut table = table();
+    let mut made = group("Inqueue", Some("[NoRoom] a"), 1);
+    made.metadata.owner =
+        Some(crate::api::Owner { kind: Kind::Pod, name: "a".to_owned(), uid: "a-uid".to_owned() });
+    table.applied(&pod("a", 2), Time(0));
+    table.applied(&made, Time(5_500));
+    assert_eq!(due(&mut table, 5_500), ["event Unschedulable", "a Unschedulable"]);
+}
+
+#[test]
 fn what_is_gone_is_forgotten() {
     let mut table = table();
     table.applied(&group("Inqueue", Some("[NoRoom] x"), 1), Time(0));
