@@ -185,7 +185,7 @@ fn wrong_input_names_what_is_wrong_and_what_would_help() {
         assert_eq!(printed.out, "", "{arguments:?}");
     }
     let usage = cluster.run(&["get"]).err;
-    assert!(usage.contains("Usage: phalanx get <WHAT>\n"), "{usage}");
+    assert!(usage.contains("Usage: phalanx get <WHAT> [NAME]...\n"), "{usage}");
     let mut wrong = phalanx();
     wrong.env("PHALANX_SERVER", "here").args(["get", "gangs"]).stdin(Stdio::null());
     let wrong = support::Printed::from(wrong.output().unwrap());
