@@ -90,7 +90,7 @@ fn a_gang_that_waits_is_explained_and_objects_outlive_a_restart() {
     let cluster = Cluster::start(&["l40s-4gpu.toml"]);
     cluster.run_with_input(&["apply", "-f", "-"], &job(4, "1h"));
     let gang = wait_for("a reason", || {
-        cluster.gang("team", "pair").filter(|gang| gang["reason"]["code"] == "LargerThanCluster")
+        cluster.gang("team", "pair").filter(|gang| gang["reason"]["code"] == "LargerThanAllNodes")
     });
     assert_eq!(gang["minimum"], 2);
     let why = cluster.ok(&["why", "team/pair"]).out;
@@ -99,7 +99,7 @@ fn a_gang_that_waits_is_explained_and_objects_outlive_a_restart() {
     let fix = gang["reason"]["fix"].as_str().unwrap();
     assert!(!fix.is_empty() && why.contains(fix), "{why}");
     let json = cluster.ok(&["why", "team/pair", "--json"]).json();
-    assert_eq!(json["gang"]["reason"]["code"], "LargerThanCluster");
+    assert_eq!(json["gang"]["reason"]["code"], "LargerThanAllNodes");
 
     let (state_dir, children, code) = cluster.end(Signal::INT);
     assert_eq!(code, Some(0));
