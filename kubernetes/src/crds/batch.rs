@@ -40,7 +40,7 @@ pub struct JobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub min_available: Option<i32>,
-    /// Volumes of all pods. Stored; Phalanx does not honour them yet and says so.
+    /// Volumes of all pods. Phalanx does not serve them yet: a Job that has some is refused, and says so in its status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<Vec<JobVolume>>,
     /// Tasks.
