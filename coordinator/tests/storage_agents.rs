@@ -90,7 +90,8 @@ async fn a_store_that_cannot_be_written_binds_nothing_and_goes_on_when_it_can() 
     });
     let coordinator = coordinator.await.unwrap();
     let api = api.unwrap();
-    apply_ok(&coordinator, &job("train", "default", 2, "nvidia.com/gpu: 4", "")).await;
+    // Pods of its own: a Job would get none before there are nodes that can take them.
+    apply_ok(&coordinator, &pair("train-pair")).await;
     until(&coordinator, "pods", |state| gang_of(state, "train").is_some_and(|gang| gang.pods.len() == 2))
         .await;
     // More than are tried while this test runs.
@@ -116,6 +117,22 @@ async fn a_store_that_cannot_be_written_binds_nothing_and_goes_on_when_it_can() 
     for agent in agents {
         agent.stop().await;
     }
+}
+
+/// A PodGroup of two pods of four GPUs each, and its pods.
+fn pair(name: &str) -> String {
+    let group = format!(
+        "apiVersion: scheduling.volcano.sh/v1beta1\nkind: PodGroup\nmetadata: {{name: {name}, namespace: default}}\nspec: \
+         {{minMember: 2}}\n"
+    );
+    let pod = |number: u32| {
+        format!(
+            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}-{number}, namespace: default, annotations: \
+             {{scheduling.k8s.io/group-name: {name}}}}}\nspec: {{schedulerName: phalanx, containers: [{{name: c, resources: \
+             {{limits: {{nvidia.com/gpu: 4}}}}}}]}}\n"
+        )
+    };
+    format!("{group}{}{}", pod(0), pod(1))
 }
 
 fn copy(from: &Path, to: &Path) {
