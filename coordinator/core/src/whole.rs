@@ -52,17 +52,11 @@ impl Core {
         self.has_minimum(key, &[])
     }
 
-    /// True where one pod is all that the gang ever needs: then no half of it can be left that a later leader had to bring
-    /// to its end, and an armed lease says all that a plan would. Where no agent keeps a lease nothing says it but the
-    /// plan; only a pod without a PodGroup has none, since a plan goes with its PodGroup.
+    /// True for the gang of a lone pod: a plan goes with its PodGroup, and there is none. One pod is all that it ever needs,
+    /// so that no half of it can be left that a later leader had to bring to its end.
     pub(crate) fn needs_no_plan(&self, key: GangKey) -> bool {
         let Some(gang) = self.gangs.gangs.get(&key) else { return false };
-        let Phase::Placing(round) = &gang.phase else { return false };
-        let minima = task_minima(&gang.spec);
-        let is_one =
-            round.members.len() == 1 && gang.spec.min_member <= 1 && minima.values().sum::<u32>() <= 1;
-        let mut leases = round.members.values().filter_map(|member| self.leases.leases.get(&member.lease));
-        is_one && (gang.spec.is_lone_pod() || leases.all(|lease| !lease.local))
+        gang.spec.is_lone_pod() && matches!(gang.phase, Phase::Placing(_))
     }
 
     /// True where the gang would have its minimum with these pods bound as well.
