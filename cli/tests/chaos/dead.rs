@@ -53,10 +53,8 @@ impl Seen {
 pub struct Bindings {
     /// Places by pod, of writes that were done.
     done: BTreeMap<String, Vec<String>>,
-    /// Gangs' UIDs by pod, from the plans; a gang that needs one pod has none, and its Binding names it.
+    /// Gangs' UIDs by pod, from the plans.
     gangs: BTreeMap<String, String>,
-    /// UIDs of gangs that need one pod.
-    singles: BTreeSet<String>,
     /// Writes that wait for their outcome, by chain of recordings and action.
     open: BTreeMap<(u64, u64), (String, String)>,
 }
@@ -71,12 +69,7 @@ impl Bindings {
             if let Some(bind) = command.get("Bind") {
                 let place = bind["binding"].to_string();
                 let id = action["id"].as_u64().unwrap();
-                let pod = bind["pod"].as_str().unwrap().to_owned();
-                let gang = bind["group_uid"].as_str().unwrap_or_default();
-                if self.singles.contains(gang) {
-                    self.gangs.entry(pod.clone()).or_insert_with(|| gang.to_owned());
-                }
-                self.open.insert((chain, id), (pod, place));
+                self.open.insert((chain, id), (bind["pod"].as_str().unwrap().to_owned(), place));
             }
             if let Some(plan) = command.get("WritePlan") {
                 for pod in plan["pods"].as_array().unwrap() {
@@ -84,10 +77,6 @@ impl Bindings {
                     self.gangs.insert(pod, plan["gang_uid"].as_str().unwrap().to_owned());
                 }
             }
-        }
-        let group = &record["event"]["event"]["GangApplied"];
-        if let Some(uid) = group["uid"].as_str().filter(|_| group["min_member"] == 1) {
-            self.singles.insert(uid.to_owned());
         }
         let outcome = &record["event"]["event"]["ActionDone"];
         if outcome["outcome"] == "Done"
@@ -140,19 +129,6 @@ fn the_checks_of_recordings_can_fail() {
         std::panic::catch_unwind(|| bindings.check(2)).is_err(),
         "a gang that was not bound was not missed"
     );
-    // A pod without a plan is missed, but for one whose gang needs no other.
-    let alone = r#"{"cycle":{"at":3,"actions":[{"id":3,"command":{"Bind":{"pod":"b","group_uid":"h","binding":{"node":"n"}}}}]}}"#;
-    let alone_done = done.replace(r#""action":2"#, r#""action":3"#);
-    for (minimum, is_fine) in [(1, true), (2, false)] {
-        let group = format!(
-            r#"{{"event":{{"at":1,"event":{{"GangApplied":{{"uid":"h","min_member":{minimum}}}}}}}}}"#
-        );
-        let mut bindings = Bindings::default();
-        for line in [&group, alone, &alone_done] {
-            bindings.line(1, line);
-        }
-        assert_eq!(std::panic::catch_unwind(|| bindings.check(0)).is_ok(), is_fine, "minimum {minimum}");
-    }
     // The next process has the same numbers of actions.
     for line in [&plan, done] {
         bindings.line(2, line);

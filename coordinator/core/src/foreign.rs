@@ -80,7 +80,7 @@ impl Core {
             return;
         };
         if let Some(round) = self.round_mut(key).filter(|round| round.step == Step::Binding) {
-            // A gang of one that was committed without a plan: its Binding may be on its way, and nothing of it may be
+            // The gang of a lone pod was committed without a plan: its Binding may be on its way, and nothing of it may be
             // dropped any more. The stored plan goes when that is done.
             round.plan_stored = true;
             return;

@@ -298,7 +298,7 @@ impl Core {
         };
         let Some(round) = round else { return };
         let had_plan = round.plan_stored || is_cut_short;
-        // Without a plan it was committed as a gang of one: whatever it needs since then joins it later.
+        // Without a plan it was committed as the gang of a lone pod: whatever its PodGroup asks since then joins it later.
         if self.is_satisfied(key) || !had_plan {
             self.open_start_gate(key);
             self.set_phase(key, Phase::Running { round: None });
