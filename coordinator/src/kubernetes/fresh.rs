@@ -17,6 +17,8 @@ use crate::api::{Api, ApiError, Kind, ObjectKey};
 const PAGE: usize = 1000;
 /// How long the mirror may take. Then the watch is slower than the answers to lists, and somebody should know.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Objects that the mirror does not get are asked for one by one, so often: they may be gone.
+const GONE_LOOK: Duration = Duration::from_secs(5);
 /// Time between two looks at the mirror.
 const LOOK: Duration = Duration::from_millis(10);
 /// Only the metadata is asked for.
@@ -67,11 +69,13 @@ pub(super) async fn catch_up(api: &KubernetesApi, scheduler_names: &[String]) ->
     read(client, Kind::PodGroup, "/apis/scheduling.volcano.sh/v1beta1/podgroups", "", &mut wanted).await?;
     read(client, Kind::GangPlan, "/apis/phalanx.dev/v1alpha1/gangplans", "", &mut wanted).await?;
     let objects = wanted.len();
+    let mut gone_look = GONE_LOOK;
     loop {
         wanted.retain(|key, version| !is_known(api, key, *version));
         // Objects that are gone by now are never known.
-        if !wanted.is_empty() && began.elapsed() > PATIENCE / 4 {
+        if !wanted.is_empty() && began.elapsed() > gone_look {
             drop_gone(api, &mut wanted).await?;
+            gone_look = began.elapsed() + GONE_LOOK;
         }
         if wanted.is_empty() {
             let seconds = began.elapsed().as_secs_f64();
