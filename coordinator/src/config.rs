@@ -140,8 +140,8 @@ pub struct RunArguments {
     pub pki_dir: Option<String>,
 }
 
-/// All keys, in the order of the flags.
-pub(crate) const KEYS: [&str; 29] = [
+/// Keys that mean something in both modes, in the order of the flags.
+const COMMON_KEYS: [&str; 17] = [
     "state-dir",
     "listen",
     "admin",
@@ -159,19 +159,15 @@ pub(crate) const KEYS: [&str; 29] = [
     "recording-file-mib",
     "recording-files",
     "kubernetes",
-    "kubeconfig",
-    "context",
-    "namespace",
-    "identity",
-    "lease-duration",
-    "renew-deadline",
-    "retry-period",
-    "bind-qps",
-    "scheduler-names",
-    "admin-advertise",
-    "agent-identity",
-    "pki-dir",
 ];
+
+/// All keys, in the order of the flags.
+pub(crate) const KEYS: [&str; 29] = {
+    let mut keys = [""; 29];
+    keys.split_at_mut(17).0.copy_from_slice(&COMMON_KEYS);
+    keys.split_at_mut(17).1.copy_from_slice(&kubernetes::KEYS);
+    keys
+};
 
 impl RunArguments {
     fn flags(&self) -> [(&'static str, Option<String>); 29] {

@@ -19,6 +19,7 @@ mod kubectl;
 mod options;
 mod pki;
 mod process;
+pub mod random;
 mod servers;
 mod tokens;
 

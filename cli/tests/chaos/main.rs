@@ -9,7 +9,6 @@ mod kill_points;
 mod look;
 mod network;
 mod proxy;
-mod random;
 mod replaced;
 mod rounds;
 mod take_over;

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use phalanx_devcluster::random::Random;
+
 use tokio::net::UdpSocket;
 use tokio::runtime::Runtime;
-
-use crate::random::Random;
 
 /// Largest UDP packet.
 const PACKET_BYTES: usize = 65_536;

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use phalanx_devcluster::random::Random;
+
 use rustix::process::Signal;
 
 use crate::cluster::Cluster;
 use crate::kill_points::{AGENT, COORDINATOR};
 use crate::look::{HEAL, Seen};
 use crate::proxy::Proxy;
-use crate::random::Random;
 use crate::workload::{job, run_out};
 
 const NODES: u64 = 3;

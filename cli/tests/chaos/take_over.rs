@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use phalanx_devcluster::random::Random;
+
 use serde_json::Value;
 
 use crate::cluster::Cluster;
 use crate::look::{Seen, settles};
-use crate::random::Random;
 use crate::rounds::setting;
 use crate::support::wait_for;
 use crate::workload::{PATIENCE, job};

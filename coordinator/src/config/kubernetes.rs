@@ -16,8 +16,8 @@ const DEFAULT_NAMESPACE: &str = "phalanx-system";
 /// Least time between the moment when a leader stops and the moment when the next one may begin: its last requests are
 /// answered, or given up, in between.
 const LAST_ANSWER: Duration = Duration::from_millis(500);
-/// Keys that mean nothing without `kubernetes`.
-const KEYS: [&str; 12] = [
+/// Keys that mean nothing without `kubernetes`, in the order of the flags.
+pub(super) const KEYS: [&str; 12] = [
     "kubeconfig",
     "context",
     "namespace",

@@ -7,7 +7,6 @@
 
 mod cases;
 mod cluster;
-mod random;
 mod rounds;
 
 #[path = "../support/mod.rs"]

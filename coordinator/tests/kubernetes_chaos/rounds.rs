@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use phalanx_devcluster::random::Random;
+
 use kube::ResourceExt;
 
 use crate::cluster::{Cluster, KILL, LeaseTimes, STOP, held, until};
-use crate::random::Random;
 
 /// Two GPUs for each pod of the gang, and one node for what else comes.
 const NODES: usize = 17;
