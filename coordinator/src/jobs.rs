@@ -209,8 +209,7 @@ impl Jobs {
         let pods: Vec<&Object> = pods.filter_map(|key| self.objects.get(key).map(|pod| &**pod)).collect();
         let group = ObjectKey::new(Kind::PodGroup, &job.metadata.namespace, &pod_group_name(job));
         let group = self.objects.get(&group).map(|group| &**group);
-        // Standalone pods have no volumes at all, and say so when they are applied.
-        let has_volumes = self.reading.has_lone_pods();
+        let has_volumes = self.reading.has_volumes();
         expand::job(job, group, &pods, expand::Circumstances { now, has_volumes }, writes);
     }
 
@@ -283,14 +282,9 @@ impl Jobs {
         let Some(owner) = group.metadata.controller.as_ref().filter(|owner| is_made_for(group, owner)) else {
             return;
         };
-        let namespace = &group.metadata.namespace;
-        let names = |pod: &Arc<Object>| pod.annotation(GROUP_NAME) == Some(group.metadata.name.as_str());
-        let first = ObjectKey::new(Kind::Pod, namespace, "");
-        let pods = self
-            .objects
-            .range(first..)
-            .take_while(|(key, _)| key.kind == Kind::Pod && key.namespace == *namespace);
-        if !self.owners.has_pods_of(namespace, &owner.uid) && !pods.into_iter().any(|(_, pod)| names(pod)) {
+        let has_pods = self.owners.has_pods_of(&group.metadata.namespace, &owner.uid)
+            || self.pods_naming(group).next().is_some();
+        if !has_pods {
             writes
                 .mutations
                 .push(Mutation::Delete { key: group.key(), preconditions: group.preconditions() });
@@ -324,11 +318,16 @@ impl Jobs {
             return;
         }
         self.dirty.insert(group.key());
-        let namespace = &group.metadata.namespace;
-        let pods = self.objects.range(ObjectKey::new(Kind::Pod, namespace, "")..);
-        let pods = pods.take_while(|(key, _)| key.kind == Kind::Pod && key.namespace == *namespace);
-        let pods = pods.filter(|(_, pod)| pod.annotation(GROUP_NAME) == Some(group.metadata.name.as_str()));
-        self.dirty.extend(pods.map(|(key, _)| key.clone()));
+        let pods: Vec<ObjectKey> = self.pods_naming(group).cloned().collect();
+        self.dirty.extend(pods);
+    }
+
+    /// Pods that name this PodGroup.
+    fn pods_naming<'s>(&'s self, group: &'s Object) -> impl Iterator<Item = &'s ObjectKey> {
+        let metadata = &group.metadata;
+        let pods = self.objects.range(ObjectKey::new(Kind::Pod, &metadata.namespace, "")..);
+        let pods = pods.take_while(|(key, _)| key.kind == Kind::Pod && key.namespace == metadata.namespace);
+        pods.filter(|(_, pod)| pod.annotation(GROUP_NAME) == Some(metadata.name.as_str())).map(|(key, _)| key)
     }
 
     fn mark_group_of(&mut self, pod: &Object) {

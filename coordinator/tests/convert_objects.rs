@@ -679,7 +679,7 @@ fn disruption_budgets_are_told_as_kubernetes_shows_them() {
 
 #[test]
 fn a_pod_that_names_no_group_and_has_no_owner_is_a_gang_of_one_where_it_is_read_so() {
-    let reading = Reading::default().with_lone_pods();
+    let reading = Reading::default().on_kubernetes();
     let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: a, labels: {volcano.sh/queue-name: q}}\nspec: {schedulerName: phalanx, priorityClassName: high, containers: [{name: c}]}\n";
     let mut object = stored(text).remove(0);
     for empty in [false, true] {

@@ -547,7 +547,7 @@ fn a_job_that_is_wrong_says_so_in_its_status_and_goes_on_when_it_is_repaired() {
     job.spec["volumes"] = json!([{ "mountPath": "/data", "volumeClaimName": "c" }]);
     job.status = json!({});
     assert_eq!(status_of(&job, Reading::default()).1, 2);
-    let (status, writes) = status_of(&job, Reading::default().with_lone_pods());
+    let (status, writes) = status_of(&job, Reading::default().on_kubernetes());
     assert_eq!(writes, 1);
     let text = status.unwrap()["state"]["message"].clone();
     assert!(text.as_str().unwrap().starts_with("spec.volumes: not supported"), "{text}");
@@ -723,7 +723,7 @@ fn lone_left(jobs: &Jobs) -> usize {
 
 #[test]
 fn lone_pods_get_their_groups_later_and_a_few_at_a_time() {
-    let mut jobs = Jobs::with(Reading::default().with_lone_pods());
+    let mut jobs = Jobs::with(Reading::default().on_kubernetes());
     let pods = lone_pods(&mut jobs, 0..20);
     assert_eq!(jobs.writes(Time(0)).mutations, []);
     assert_eq!((jobs.next_due(), lone_left(&jobs)), (Some(Time(5_000)), 20));
@@ -759,7 +759,7 @@ fn lone_pods_get_their_groups_later_and_a_few_at_a_time() {
 
 #[test]
 fn lone_pods_that_have_their_groups_hold_up_no_other() {
-    let mut jobs = Jobs::with(Reading::default().with_lone_pods());
+    let mut jobs = Jobs::with(Reading::default().on_kubernetes());
     for mut pod in lone_pods(&mut jobs, 0..50) {
         let name = format!("podgroup-{}", pod.metadata.uid);
         let mut group = Object::new(Kind::PodGroup, "a", &name);

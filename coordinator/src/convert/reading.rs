@@ -9,8 +9,7 @@ use crate::manifest::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
     schedulers: Arc<[Arc<str>]>,
-    lone_pods: bool,
-    kubelet_chooses: bool,
+    on_kubernetes: bool,
 }
 
 impl Default for Reading {
@@ -25,34 +24,33 @@ impl Reading {
     #[must_use]
     pub fn new<S: AsRef<str>>(schedulers: impl IntoIterator<Item = S>) -> Self {
         let schedulers = schedulers.into_iter().map(|name| Arc::from(name.as_ref())).collect();
-        Self { schedulers, lone_pods: false, kubelet_chooses: false }
+        Self { schedulers, on_kubernetes: false }
     }
 
-    /// The same, where a pod that names no PodGroup, and that nothing looks after, is placed without one: the object
-    /// is made later, for people to look at.
+    /// The same on a cluster, where kubelets start pods.
     #[must_use]
-    pub fn with_lone_pods(mut self) -> Self {
-        self.lone_pods = true;
+    pub fn on_kubernetes(mut self) -> Self {
+        self.on_kubernetes = true;
         self
     }
 
-    /// The same, where kubelets choose the devices of containers: how many a lease has is kept, and not which.
-    #[must_use]
-    pub fn where_kubelets_choose(mut self) -> Self {
-        self.kubelet_chooses = true;
-        self
-    }
-
-    /// What a Binding says of a pod's GPUs: whether the pod gets exactly these, or so many.
+    /// What a Binding says of a pod's GPUs: whether the pod gets exactly these, or so many, because kubelets choose them.
     #[must_use]
     pub const fn exactness(&self) -> &'static str {
-        if self.kubelet_chooses { "count" } else { "exact" }
+        if self.on_kubernetes { "count" } else { "exact" }
     }
 
-    /// True where lone pods are placed without a PodGroup.
+    /// True where a pod that names no PodGroup, and that nothing looks after, is placed without one: the object is made
+    /// later, for people to look at.
     #[must_use]
     pub const fn has_lone_pods(&self) -> bool {
-        self.lone_pods
+        self.on_kubernetes
+    }
+
+    /// True where pods have volumes. Standalone pods have none at all, and say so when they are applied.
+    #[must_use]
+    pub const fn has_volumes(&self) -> bool {
+        self.on_kubernetes
     }
 
     /// Names of the schedulers whose pods are ours.
