@@ -9,7 +9,7 @@ mod input;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use phalanx_common::ids::{NodeName, Term};
 use phalanx_common::units::Time;
@@ -29,6 +29,8 @@ use crate::recorder::{Record, Recorder};
 
 /// Facts taken before a pass is done; the last input may hold some hundred more.
 const BATCH_FACTS: usize = 1024;
+/// Passes lie at least so far apart: in a burst of facts one of them does for many.
+const BETWEEN_PASSES: Duration = Duration::from_millis(1);
 /// Actions that may wait for the writer before the loop takes no more facts.
 const BACKLOG_ACTIONS: usize = 4096;
 
@@ -89,6 +91,8 @@ pub struct Driver {
     narrator: Narrator,
     backlog: VecDeque<Action>,
     actions: Vec<Action>,
+    /// When the last pass ended.
+    passed: Option<Instant>,
     overtaken: Arc<OnceLock<Term>>,
 }
 
@@ -103,6 +107,7 @@ impl Driver {
             narrator: Narrator::default(),
             backlog: VecDeque::new(),
             actions: Vec::new(),
+            passed: None,
             overtaken: Arc::default(),
         }
     }
@@ -133,6 +138,7 @@ impl Driver {
             let writer = (!self.backlog.is_empty()).then_some(&self.parts.writer);
             let open = self.backlog.len() < BACKLOG_ACTIONS;
             let mut next = Some(inputs.next(deadline, writer, open).await);
+            self.gather().await;
             let mut facts = false;
             let mut taken = 0;
             while let Some(input) = next {
@@ -159,6 +165,13 @@ impl Driver {
                 let _ = self.overtaken.set(term);
                 return self.parts.recorder;
             }
+        }
+    }
+
+    /// Waits a moment after a pass that was just now.
+    async fn gather(&mut self) {
+        if let Some(left) = self.passed.and_then(|at| BETWEEN_PASSES.checked_sub(at.elapsed())) {
+            tokio::time::sleep(left).await;
         }
     }
 
@@ -242,6 +255,7 @@ impl Driver {
         self.parts.recorder.record(|| Record::Cycle { at, actions: actions.clone() });
         self.keep_recording(at);
         self.dispatch(at, actions);
+        self.passed = Some(Instant::now());
     }
 
     /// Between a pass and the next fact, the machine's state is the whole truth: a part may begin.

@@ -20,6 +20,7 @@ use phalanx_common::units::Time;
 use phalanx_core::{Core, Settings};
 use thiserror::Error;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TryRecvError;
 
 use self::chain::Chain;
 pub use self::chain::{Disk, FileSystem};
@@ -27,6 +28,8 @@ pub use self::record::{FORMAT, Header, Record, chain_of, sibling};
 
 /// Records between the driver and the thread. A cycle makes few; this is some seconds of a busy cluster.
 const QUEUE_RECORDS: usize = 8192;
+/// After its first record the thread lets others gather for so long: to be woken for each takes more than to write it.
+const GATHER: Duration = Duration::from_millis(4);
 /// A thread that could not keep up gets so long before a new part is begun.
 const BREATH: Duration = Duration::from_secs(1);
 
@@ -208,15 +211,21 @@ struct Thread {
 
 impl Thread {
     fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
-        while let Some(job) = jobs.blocking_recv() {
+        loop {
+            let job = match jobs.try_recv() {
+                Ok(job) => job,
+                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) => {
+                    self.flush();
+                    let Some(job) = jobs.blocking_recv() else { break };
+                    std::thread::sleep(GATHER);
+                    job
+                }
+            };
             match job {
                 Job::Part { at, core, continues } => self.begin_part(at, core, continues),
                 Job::Record(record) if self.failures == 0 => {
-                    let chain = &mut self.chain;
-                    let written = chain
-                        .write(&record)
-                        .and_then(|()| if jobs.is_empty() { chain.flush() } else { Ok(()) });
-                    match written {
+                    match self.chain.write(&record) {
                         Ok(()) if self.chain.is_full() => self.ask_for_part(),
                         Ok(()) => {}
                         Err(error) => self.failed(&error),
@@ -229,6 +238,10 @@ impl Thread {
                 }
             }
         }
+        self.flush();
+    }
+
+    fn flush(&mut self) {
         if self.failures == 0
             && let Err(error) = self.chain.flush()
         {

@@ -31,7 +31,12 @@ impl Core {
 
     pub(crate) fn apply_queue(&mut self, spec: QueueSpec) {
         let name = spec.name.clone();
-        self.queues.ensure(&name).set_spec(Some(spec), &mut self.cluster.resources);
+        let queue = self.queues.ensure(&name);
+        if queue.spec.as_ref() == Some(&spec) {
+            // Most changes of a queue's object are our own statuses: no gang waits for those.
+            return;
+        }
+        queue.set_spec(Some(spec), &mut self.cluster.resources);
         self.touched_queues.insert(name);
         self.reorder();
     }
@@ -51,6 +56,9 @@ impl Core {
     }
 
     pub(crate) fn apply_priority_class(&mut self, class: PriorityClassSpec) {
+        if self.priority_classes.get(&class.name) == Some(&class) {
+            return;
+        }
         self.priority_classes.insert(class.name.clone(), class);
         self.reorder();
     }
@@ -152,6 +160,7 @@ impl Core {
             not_before: Time(0),
             written: None,
             stray_due: None,
+            placing_since: None,
             few_pods_since: None,
             few_pods_told: Time(0),
         };

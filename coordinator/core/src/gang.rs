@@ -54,6 +54,9 @@ pub(crate) struct Gang {
     pub(crate) written: Option<GangStatus>,
     /// The API shows another one: then it is written again.
     pub(crate) stray_due: Option<Time>,
+    /// Since when it is being placed, as far as its status goes.
+    #[serde(default)]
+    pub(crate) placing_since: Option<Time>,
     /// Since when it has too few pods, as far as its status goes.
     #[serde(default)]
     pub(crate) few_pods_since: Option<Time>,

@@ -70,7 +70,9 @@ impl Lease {
             (Gone, _) => Some(Gone),
             (_, None) => Some(Reserved),
             (wanted, Some(Reserved)) if wanted >= Armed => Some(Armed),
-            (wanted, Some(Armed)) if wanted >= Bound => Some(Bound),
+            (Bound | Started, Some(Armed)) if planted::is(Bug::LoseGangBound) => Some(Bound),
+            // To an agent each step implies those before it: a gang whose last pod is bound needs one message a pod.
+            (wanted, Some(Armed)) if wanted >= Bound => Some(wanted.min(Started)),
             (Started, Some(Bound)) if !planted::is(Bug::LoseGangBound) => Some(Started),
             (_, Some(Reserved | Armed | Bound | Started | Releasing | Gone)) => None,
         }

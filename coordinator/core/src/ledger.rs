@@ -137,8 +137,14 @@ impl Core {
     pub(crate) fn lease_known(&mut self, id: LeaseId, state: Option<LeaseState>) {
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
         if lease.known != state {
+            // The answer to an earlier message, while one that asks for more is on its way.
+            let is_between = state.is_some_and(|state| {
+                state < LeaseState::Releasing && lease.sent.is_some_and(|sent| sent.state > state)
+            });
+            if !(is_between && state > lease.known) {
+                lease.sent = None;
+            }
             lease.known = state;
-            lease.sent = None;
             lease.refused = 0;
         }
         self.leases.touched.insert(id);

@@ -29,6 +29,9 @@ pub(crate) struct Queue {
     pub(crate) admitted: BTreeMap<OrderKey, GangKey>,
     counts: BTreeMap<PhaseKind, u32>,
     pub(crate) written: Option<QueueStatus>,
+    /// When that was.
+    #[serde(default)]
+    pub(crate) written_at: Time,
     /// The API shows another status: then it is written again.
     pub(crate) stray_due: Option<Time>,
 }

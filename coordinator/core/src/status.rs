@@ -18,6 +18,12 @@ const FIRST_TEXT_AFTER_MS: Millis = Millis(1_000);
 /// A gang that is older when it is first seen waits for its pods in earnest.
 const NEW_FOR_MS: Millis = Millis(3_000);
 
+/// Most gangs run so soon after they got a place that nobody needs to be told of what lies between.
+const PLACING_AFTER_MS: Millis = Millis(1_000);
+
+/// How often the status of a queue is written at most: each gang that moves changes its numbers.
+const QUEUE_EVERY_MS: Millis = Millis(1_000);
+
 /// How often a status follows the number of pods at most.
 const NUMBERS_EVERY_MS: Millis = Millis(5_000);
 
@@ -97,10 +103,16 @@ impl Core {
                     == GangStatus { reason: None, ..status.clone() }
         });
         let (name, uid) = (gang.spec.name.clone(), gang.spec.uid.clone());
+        let placing_since = is_news_of_placing(gang).then(|| gang.placing_since.unwrap_or(now));
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
             gang.few_pods_since = few_pods_since;
+            gang.placing_since = placing_since;
         }
         if same && !has_strayed {
+            return;
+        }
+        if let Some(due) = placing_since.map(|since| since + PLACING_AFTER_MS).filter(|due| *due > now) {
+            self.timers.insert((due, Timer::Gang(key)));
             return;
         }
         let reason = status.reason.map(|reason| self.with_holders(reason));
@@ -125,12 +137,25 @@ impl Core {
             if queue.spec.is_none() || (queue.written.as_ref() == Some(&status) && !has_strayed) {
                 continue;
             }
+            let due = queue.written_at + QUEUE_EVERY_MS;
+            if queue.written.is_some() && due > self.now {
+                self.timers.insert((due, Timer::QueueStatus(name)));
+                continue;
+            }
             queue.stray_due = None;
+            queue.written_at = self.now;
             queue.written = Some(status.clone());
             let command = Command::SetQueueStatus { queue: name.clone(), status };
             self.emit_pending(command, Pending::QueueStatus(name), actions);
         }
     }
+}
+
+/// True for a gang that is being placed and was not shown as admitted before.
+fn is_news_of_placing(gang: &Gang) -> bool {
+    use PhaseKind::{Arming, Binding, Committing, Reserving};
+    let is_told = gang.written.as_ref().is_some_and(|written| written.phase == GangPhase::Inqueue);
+    matches!(gang.phase.kind(), Reserving | Committing | Arming | Binding) && !is_told
 }
 
 fn has_few_pods(reason: Option<&Reason>) -> bool {

@@ -924,14 +924,20 @@ impl World {
     }
 
     /// Performs the first action that waits, and prints it.
+    /// Performs the next action, and the statuses that stand before it: when those are written moves no gang.
     fn step(&mut self) {
         self.manual = true;
         self.cycle();
-        if let Some(action) = self.queue.pop_front() {
+        while let Some(action) = self.queue.pop_front() {
             let line = self.describe(&action);
             writeln!(self.out, "{line}").unwrap();
+            let is_status =
+                matches!(action.command, Command::SetGangStatus { .. } | Command::SetQueueStatus { .. });
             self.perform(action);
             self.cycle();
+            if !is_status {
+                break;
+            }
         }
     }
 
