@@ -224,13 +224,11 @@ impl Thread {
             };
             match job {
                 Job::Part { at, core, continues } => self.begin_part(at, core, continues),
-                Job::Record(record) if self.failures == 0 => {
-                    match self.chain.write(&record) {
-                        Ok(()) if self.chain.is_full() => self.ask_for_part(),
-                        Ok(()) => {}
-                        Err(error) => self.failed(&error),
-                    }
-                }
+                Job::Record(record) if self.failures == 0 => match self.chain.write(&record) {
+                    Ok(()) if self.chain.is_full() => self.ask_for_part(),
+                    Ok(()) => {}
+                    Err(error) => self.failed(&error),
+                },
                 Job::Record(_) => {
                     if self.retry_at.is_some_and(|at| at <= Instant::now()) {
                         self.ask_for_part();

@@ -17,6 +17,7 @@ use crate::costs::Costs;
 use crate::loads::{Load, NAMESPACE, QUEUE};
 use crate::pods::{self, AT_ONCE, Bound, LIMIT};
 use crate::report::Took;
+use crate::steps::Recording;
 use crate::{Failure, Plan};
 
 const POLL: Duration = Duration::from_millis(100);
@@ -101,23 +102,27 @@ impl Contender {
         }
         let client = installation.client().clone();
         prepare(&client).await?;
-        let before = if plan.costs { Some(Costs::read(installation).await?) } else { None };
+        let recording = if is_phalanx { Some(Recording::begin(installation)?) } else { None };
+        let meter = Meter { installation, is_on: plan.costs };
         let began = match self {
-            Self::Bare => bare(&client, load).await,
-            Self::Phalanx => phalanx(&client, load).await,
+            Self::Bare => bare(&client, load, &meter).await,
+            Self::Phalanx => phalanx(&client, load, &meter).await,
             Self::KubeScheduler => {
                 installation.servers().start_scheduler().await?;
                 tokio::time::sleep(SETTLE).await;
-                kube_scheduler(&client, load).await
+                kube_scheduler(&client, load, &meter).await
             }
         };
-        if let Some(before) = before {
-            Costs::read(installation).await?.print_since(&before, load.pods());
+        if let Ok((_, _, Some(before))) = &began {
+            Costs::read(installation).await?.print_since(before, load.pods());
+        }
+        if let Some(recording) = recording.filter(|_| plan.costs) {
+            recording.print()?;
         }
         if self == Self::KubeScheduler {
             installation.servers().stop_other(Tool::Scheduler);
         }
-        let (took, bound) = began?;
+        let (took, bound, _) = began?;
         check(load, &bound)?;
         pods::remove_all(&client).await?;
         if is_phalanx {
@@ -127,7 +132,19 @@ impl Contender {
     }
 }
 
-type Round = Result<(Duration, Bound), Failure>;
+type Round = Result<(Duration, Bound, Option<Costs>), Failure>;
+
+/// Reads what has been used so far, right before a clock starts.
+struct Meter<'a> {
+    installation: &'a Installation,
+    is_on: bool,
+}
+
+impl Meter<'_> {
+    async fn read(&self) -> Result<Option<Costs>, Failure> {
+        Ok(if self.is_on { Some(Costs::read(self.installation).await?) } else { None })
+    }
+}
 
 /// Namespace and queue.
 async fn prepare(client: &Client) -> Result<(), Failure> {
@@ -149,18 +166,20 @@ async fn prepare(client: &Client) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn bare(client: &Client, load: Load) -> Round {
+async fn bare(client: &Client, load: Load, meter: &Meter<'_>) -> Round {
     let mut bound = Bound::watch(client);
     let (created, names) = mpsc::unbounded_channel();
     let creating = {
         let (client, specs) = (client.clone(), load.specs("bare", false));
         async move { pods::create(&client, &pods::pods_path(), specs, Some(created)).await }
     };
+    let mut before = meter.read().await?;
     let mut began = Instant::now();
     let creating = tokio::spawn(creating);
     let creating = if load.is_gang() {
         creating.await??;
         tokio::time::sleep(SETTLE).await;
+        before = meter.read().await?;
         began = Instant::now();
         None
     } else {
@@ -177,17 +196,18 @@ async fn bare(client: &Client, load: Load) -> Round {
         creating.await??;
     }
     let last = bound.wait(load.pods()).await?;
-    Ok((last - began, bound))
+    Ok((last - began, bound, before))
 }
 
-async fn phalanx(client: &Client, load: Load) -> Round {
+async fn phalanx(client: &Client, load: Load, meter: &Meter<'_>) -> Round {
     let mut bound = Bound::watch(client);
     let specs = load.specs("phalanx", true);
     if !load.is_gang() {
+        let before = meter.read().await?;
         let began = Instant::now();
         pods::create(client, &pods::pods_path(), specs, None).await?;
         let last = bound.wait(load.pods()).await?;
-        return Ok((last - began, bound));
+        return Ok((last - began, bound, before));
     }
     set_queue(client, "Closed").await?;
     pods::create(client, &pods::groups_path(), load.groups(), None).await?;
@@ -196,18 +216,20 @@ async fn phalanx(client: &Client, load: Load) -> Round {
     if !bound.nodes().is_empty() {
         return Err("pods of a closed queue were bound".into());
     }
+    let before = meter.read().await?;
     let began = Instant::now();
     set_queue(client, "Open").await?;
     let last = bound.wait(load.pods()).await?;
-    Ok((last - began, bound))
+    Ok((last - began, bound, before))
 }
 
-async fn kube_scheduler(client: &Client, load: Load) -> Round {
+async fn kube_scheduler(client: &Client, load: Load, meter: &Meter<'_>) -> Round {
     let mut bound = Bound::watch(client);
+    let before = meter.read().await?;
     let began = Instant::now();
     pods::create(client, &pods::pods_path(), load.specs("default-scheduler", false), None).await?;
     let last = bound.wait(load.pods()).await?;
-    Ok((last - began, bound))
+    Ok((last - began, bound, before))
 }
 
 async fn set_queue(client: &Client, state: &str) -> Result<(), Failure> {

@@ -13,6 +13,7 @@ mod costs;
 mod loads;
 mod pods;
 mod report;
+mod steps;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ struct Plan {
     rounds: usize,
     loads: Vec<Load>,
     contenders: Vec<Contender>,
-    /// Processor time and requests of each round are printed.
+    /// Processor time and requests of each round, and the steps of its gangs, are printed.
     costs: bool,
 }
 

@@ -66,6 +66,12 @@ impl Replica {
         self.folder.join(format!("{}.log", self.name))
     }
 
+    /// Where it keeps its files.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.folder.join(&self.name)
+    }
+
     /// Name and process id, while there is a process.
     #[must_use]
     pub fn process(&self) -> Option<(String, u32)> {
