@@ -14,6 +14,10 @@ use crate::api::{ApiError, Change, ChangeBody, Kind, Listing, Object, ObjectKey}
 /// Changes kept for those who read them. Whoever is further behind lists again.
 pub const LOG_LENGTH: usize = 16_384;
 
+/// So many of the newest changes keep their object as it was heard: those who read them all are seldom further behind,
+/// and need not read it from its text again.
+const FRESH: usize = 256;
+
 /// How far a kind was heard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Heard {
@@ -70,6 +74,8 @@ struct Entry {
     kind: Kind,
     place: Arc<str>,
     packed: Arc<Packed>,
+    /// The same, of the newest changes.
+    object: Option<Arc<Object>>,
     is_deleted: bool,
 }
 
@@ -287,15 +293,17 @@ impl Mirror {
 }
 
 impl State {
-    fn apply(&mut self, kind: Kind, object: Object, listing: u32) -> Result<(), ApiError> {
+    fn apply(&mut self, kind: Kind, mut object: Object, listing: u32) -> Result<(), ApiError> {
         let place = place_of(&object.metadata.namespace, &object.metadata.name);
         let is_version_used = self.is_version_used(&object);
-        let packed = Arc::new(Packed::pack(object, &mut self.texts)?);
+        // Names are given by the API server: what an object asked for is not kept.
+        object.metadata.generate_name.clear();
+        let packed = Arc::new(Packed::pack(&mut object, &mut self.texts)?);
         let objects = self.objects.entry(kind).or_default();
         let Some((known, slot)) = objects.get_key_value(place.as_str()) else {
             let place: Arc<str> = Arc::from(place);
             objects.insert(Arc::clone(&place), Slot { packed: Arc::clone(&packed), listing });
-            self.log(kind, place, packed, false);
+            self.log(kind, place, packed, Some(object));
             return Ok(());
         };
         let place = Arc::clone(known);
@@ -306,10 +314,10 @@ impl State {
             || !is_version_used && old.is_same_but_version(&packed);
         objects.insert(Arc::clone(&place), Slot { packed: Arc::clone(&packed), listing });
         if is_other {
-            self.log(kind, Arc::clone(&place), old, true);
+            self.log(kind, Arc::clone(&place), old, None);
         }
         if !is_told {
-            self.log(kind, place, packed, false);
+            self.log(kind, place, packed, Some(object));
         }
         Ok(())
     }
@@ -326,18 +334,26 @@ impl State {
     fn delete(&mut self, kind: Kind, place: &str) {
         let removed = self.objects.get_mut(&kind).and_then(|objects| objects.remove_entry(place));
         if let Some((place, slot)) = removed {
-            self.log(kind, place, slot.packed, true);
+            self.log(kind, place, slot.packed, None);
         }
     }
 
-    fn log(&mut self, kind: Kind, place: Arc<str>, packed: Arc<Packed>, is_deleted: bool) {
+    /// Notes that an object is there, or, where none is given, gone.
+    fn log(&mut self, kind: Kind, place: Arc<str>, packed: Arc<Packed>, object: Option<Object>) {
         self.revision += 1;
+        let is_deleted = object.is_none();
+        let object = object.map(Arc::new);
         if self.log.len() >= self.log_length
             && let Some(oldest) = self.log.pop_front()
         {
             self.forgotten = oldest.revision;
         }
-        self.log.push_back(Entry { revision: self.revision, kind, place, packed, is_deleted });
+        self.log.push_back(Entry { revision: self.revision, kind, place, packed, object, is_deleted });
+        if let Some(at) = self.log.len().checked_sub(FRESH + 1)
+            && let Some(entry) = self.log.get_mut(at)
+        {
+            entry.object = None;
+        }
     }
 }
 
@@ -346,7 +362,9 @@ impl Entry {
         let body = if self.is_deleted {
             ChangeBody::Deleted { key: key_of(self.kind, &self.place), uid: self.packed.uid.to_string() }
         } else {
-            ChangeBody::Applied(Arc::new(self.packed.unpack(self.kind, &self.place)?))
+            let object = self.object.as_ref().map(|object| Ok(Arc::clone(object)));
+            let unpack = || self.packed.unpack(self.kind, &self.place).map(Arc::new);
+            ChangeBody::Applied(object.unwrap_or_else(unpack)?)
         };
         Ok(Change { resource_version: self.revision, kind: self.kind, body })
     }

@@ -41,9 +41,17 @@ impl Packed {
         self.head.len()
     }
 
-    /// Packs an object.
-    pub(super) fn pack(mut object: Object, texts: &mut Texts) -> Result<Self, ApiError> {
+    /// Packs an object, which stays as it is.
+    pub(super) fn pack(object: &mut Object, texts: &mut Texts) -> Result<Self, ApiError> {
         let node = object.spec.as_object_mut().and_then(|spec| spec.remove(NODE_NAME));
+        let packed = Self::pack_parts(object, node.as_ref(), texts);
+        if let (Some(node), Some(spec)) = (node, object.spec.as_object_mut()) {
+            spec.insert(NODE_NAME.to_owned(), node);
+        }
+        packed
+    }
+
+    fn pack_parts(object: &Object, node: Option<&Value>, texts: &mut Texts) -> Result<Self, ApiError> {
         let metadata = &object.metadata;
         let head = (
             metadata.creation,
@@ -52,13 +60,13 @@ impl Packed {
             &metadata.annotations,
             &metadata.owner,
             &metadata.controller,
-            &node,
+            node,
             &object.status,
         );
         let head = serde_json::to_vec(&head).map_err(|error| unreadable(&error))?;
         let spec = serde_json::to_vec(&object.spec).map_err(|error| unreadable(&error))?;
         Ok(Self {
-            uid: object.metadata.uid.into_boxed_str(),
+            uid: Box::from(object.metadata.uid.as_str()),
             resource_version: object.metadata.resource_version,
             head: head.into_boxed_slice(),
             spec: texts.share(&spec),
@@ -169,10 +177,10 @@ mod tests {
     #[test]
     fn an_object_comes_back_as_it_was() {
         let mut texts = Texts::default();
-        let packed = Packed::pack(pod("a", "n1"), &mut texts).unwrap();
+        let packed = Packed::pack(&mut pod("a", "n1"), &mut texts).unwrap();
         assert_eq!(packed.unpack(Kind::Pod, &place_of("space", "a")).unwrap(), pod("a", "n1"));
         let queue = Object::new(Kind::Queue, "", "q");
-        let packed = Packed::pack(queue.clone(), &mut texts).unwrap();
+        let packed = Packed::pack(&mut queue.clone(), &mut texts).unwrap();
         assert_eq!(packed.unpack(Kind::Queue, &place_of("", "q")).unwrap(), queue);
     }
 
@@ -180,7 +188,7 @@ mod tests {
     fn specs_that_differ_in_their_node_only_are_kept_once_and_forgotten_with_the_last_user() {
         let mut texts = Texts::default();
         let pods: Vec<Packed> =
-            (0..10).map(|at| Packed::pack(pod("a", &format!("n{at}")), &mut texts).unwrap()).collect();
+            (0..10).map(|at| Packed::pack(&mut pod("a", &format!("n{at}")), &mut texts).unwrap()).collect();
         assert_eq!(texts.size().0, 1);
         drop(pods);
         for at in 0..=SWEEP_FROM {
