@@ -470,7 +470,9 @@ mod tests {
             let first = self.next - count as u64;
             let mut outcomes = vec![Outcome::Unknown; count];
             for _ in 0..count {
-                let Some(Event::ActionDone { action, outcome }) = self.outcomes.recv().await else { panic!() };
+                let Some(Event::ActionDone { action, outcome }) = self.outcomes.recv().await else {
+                    panic!()
+                };
                 outcomes[usize::try_from(action.0 - first).unwrap()] = outcome;
             }
             outcomes
@@ -625,17 +627,24 @@ mod tests {
         ] {
             bench.api.with_plan(|plan| (0..200).for_each(|_| plan.push(Call::Write, fault)));
             for gang in &gangs {
-                bench.queue(Command::WritePlan(Box::new(GangPlan { gang: gang.clone(), ..plan(5, 1) }))).await;
+                bench
+                    .queue(Command::WritePlan(Box::new(GangPlan { gang: gang.clone(), ..plan(5, 1) })))
+                    .await;
             }
             let outcomes = bench.outcomes_of(gangs.len()).await;
             // A conflict that only looks like one is looked into, and what is there is done.
-            assert!(outcomes.iter().all(|one| *one == outcome || *one == Outcome::Done), "{fault:?}: {outcomes:?}");
+            assert!(
+                outcomes.iter().all(|one| *one == outcome || *one == Outcome::Done),
+                "{fault:?}: {outcomes:?}"
+            );
             assert!(outcomes.contains(&outcome), "{fault:?}");
             assert_eq!(bench.plans().await.len() == gangs.len(), stored, "{fault:?}");
             bench.api.with_plan(FaultPlan::stop);
             // The second try finds what is there.
             for gang in &gangs {
-                bench.queue(Command::WritePlan(Box::new(GangPlan { gang: gang.clone(), ..plan(5, 1) }))).await;
+                bench
+                    .queue(Command::WritePlan(Box::new(GangPlan { gang: gang.clone(), ..plan(5, 1) })))
+                    .await;
             }
             assert_eq!(bench.outcomes_of(gangs.len()).await, vec![Outcome::Done; gangs.len()]);
             assert_eq!(bench.plans().await.len(), gangs.len());

@@ -16,8 +16,8 @@ use phalanx_coordinator::convert::status::{
     format_time, parse_time, pod_group_status, pod_start, pod_status, queue_status,
 };
 use phalanx_coordinator::convert::{
-    PlansTold, Reading, bind_annotations, binding_of_pod, event_of_change, event_of_object, fence_annotations,
-    outcome_of, plans_of_object, pod_of_object,
+    PlansTold, Reading, bind_annotations, binding_of_pod, event_of_change, event_of_object,
+    fence_annotations, outcome_of, plans_of_object, pod_of_object,
 };
 use phalanx_coordinator::manifest::parse;
 use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};

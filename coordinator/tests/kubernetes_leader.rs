@@ -28,9 +28,9 @@ use phalanx_devcluster::hollow::NAMESPACE;
 use phalanx_kubernetes::election::LEASE_NAME;
 
 use http::Method;
-use serde_json::{Value, json};
 use kube_proxy::{Proxy, Spoil};
 use kubernetes::{KubernetesCluster, LEASE_SECONDS, Replica, until};
+use serde_json::{Value, json};
 
 const NODES: usize = 4;
 const GPUS: u32 = 4;
@@ -199,7 +199,8 @@ const EARLIER_FORM: usize = 4;
 /// Makes a PodGroup and two pods that ask for no GPU, and gives the plan that puts each on a node of its own.
 async fn planned(cluster: &KubernetesCluster, gang: &str) -> GangPlan {
     cluster.gang(gang, 2, 0).await;
-    let groups = ApiResource::from_gvk(&GroupVersionKind::gvk("scheduling.volcano.sh", "v1beta1", "PodGroup"));
+    let groups =
+        ApiResource::from_gvk(&GroupVersionKind::gvk("scheduling.volcano.sh", "v1beta1", "PodGroup"));
     let groups: Api<DynamicObject> = Api::default_namespaced_with(cluster.client.clone(), &groups);
     let uid = groups.get(gang).await.unwrap().uid().unwrap();
     let pods = cluster.pods(gang).await.into_iter().zip(["hollow-2", "hollow-3"]);
@@ -231,12 +232,14 @@ async fn bind(cluster: &KubernetesCluster, planned: &PlannedPod) {
     let _: Value = pods.create_subresource("binding", &planned.name, &parameters, &binding).await.unwrap();
 }
 
-/// Four gangs in one object, and one in the form of an earlier version. For each of them the next leader does what its
+/// Four gangs in one object, and two in the form of an earlier version. For each of them the next leader does what its
 /// state asks for, and nothing stays behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn plans_in_one_object_are_followed_up_each_as_far_as_it_came() {
     let cluster = KubernetesCluster::start(NODES, GPUS, 1).await;
-    let beside = |name: &String| number_of(&GangName::new("default", name)) == number_of(&GangName::new("default", "g-0"));
+    let beside = |name: &String| {
+        number_of(&GangName::new("default", name)) == number_of(&GangName::new("default", "g-0"))
+    };
     let names: Vec<String> = (0..).map(|number| format!("g-{number}")).filter(beside).take(5).collect();
     let mut plans = Vec::new();
     for name in &names {
@@ -249,22 +252,29 @@ async fn plans_in_one_object_are_followed_up_each_as_far_as_it_came() {
     cluster.delete(&names[GONE]).await;
     let stored = ApiResource::from_gvk(&GroupVersionKind::gvk("phalanx.dev", "v1alpha1", "GangPlan"));
     let create = async |key: &ObjectKey, json: Value| {
-        let stored: Api<DynamicObject> = Api::namespaced_with(cluster.client.clone(), &key.namespace, &stored);
+        let stored: Api<DynamicObject> =
+            Api::namespaced_with(cluster.client.clone(), &key.namespace, &stored);
         let object: DynamicObject = serde_json::from_value(json).unwrap();
         stored.create(&PostParams::default(), &object).await.unwrap();
     };
-    let key = plan_key(&Reading::default(), &plans[0].gang);
-    let changes: Vec<PlanChange> =
-        plans[..EARLIER_FORM].iter().map(|plan| PlanChange::Write(Box::new(plan.clone()))).collect();
+    // Of two plans for one gang that of the later term counts.
+    let mut superseded = plans[UNBOUND].clone();
+    superseded.pods.iter_mut().for_each(|pod| pod.node = NodeName::from("hollow-0"));
+    plans[UNBOUND].term = 2;
+    let in_one = [&plans[BOUND], &plans[HALF], &superseded, &plans[GONE]];
+    let changes = in_one.map(|plan| PlanChange::Write(Box::new(plan.clone())));
+    let key = plan_key(&Reading::default(), &plans[BOUND].gang);
     let Some(Mutation::Create(object)) = decide(&key, None, &changes).mutation else { panic!() };
     create(&key, normalize::to_json(&object)).await;
-    let old = earlier::key(&plans[EARLIER_FORM].gang);
-    let json = json!({
-        "apiVersion": "phalanx.dev/v1alpha1", "kind": "GangPlan",
-        "metadata": { "name": old.name, "namespace": old.namespace },
-        "spec": plans[EARLIER_FORM],
-    });
-    create(&old, json).await;
+    for plan in [&plans[EARLIER_FORM], &plans[UNBOUND]] {
+        let key = earlier::key(&plan.gang);
+        let json = json!({
+            "apiVersion": "phalanx.dev/v1alpha1", "kind": "GangPlan",
+            "metadata": { "name": key.name, "namespace": key.namespace },
+            "spec": plan,
+        });
+        create(&key, json).await;
+    }
 
     let replica = cluster.replica(0, None);
     for at in [BOUND, HALF, UNBOUND, EARLIER_FORM] {
@@ -285,7 +295,11 @@ async fn plans_in_one_object_are_followed_up_each_as_far_as_it_came() {
         let expected = if *plan.gang.name == *names[GONE] { 0 } else { 2 };
         assert_eq!(pods.len(), expected, "{}", plan.gang);
         for pod in pods {
-            assert!(plan.pods.iter().any(|planned| planned.pod.as_str() == pod.uid().unwrap()), "{}", plan.gang);
+            assert!(
+                plan.pods.iter().any(|planned| planned.pod.as_str() == pod.uid().unwrap()),
+                "{}",
+                plan.gang
+            );
         }
     }
     replica.check();

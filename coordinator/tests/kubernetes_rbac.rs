@@ -204,7 +204,7 @@ apiVersion: scheduling.volcano.sh/v1beta1
 kind: PodGroup
 metadata: {name: planned, namespace: rights}
 ---
-# A plan that is nobody's: it is written over.
+# A plan that is nobody's, in the form of an earlier version: it goes with the gang's own.
 apiVersion: phalanx.dev/v1alpha1
 kind: GangPlan
 metadata: {name: planned, namespace: rights}
@@ -372,7 +372,7 @@ async fn every_right_is_used_and_none_is_missing() {
     let leader = installation.wait_for_leader().await.unwrap();
     // A plan that somebody has removed is looked for before it is believed to be gone.
     for _ in 0..10 {
-        let remove = ["-n", "rights", "delete", "gangplans", "--all", "--wait=false"];
+        let remove = ["-n", NAMESPACE, "delete", "gangplans", "--all", "--wait=false"];
         installation.servers().kubectl(&remove).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

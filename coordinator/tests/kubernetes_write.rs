@@ -438,7 +438,11 @@ async fn plans_are_made_adopted_and_removed_by_compare_and_swap() {
     assert_eq!(bench.outcome(bench.written("gang", 5)).await, Outcome::Done);
     assert_eq!(bench.plans_beside("gang").await, [plan(&bench, "gang", "uid", 5)]);
     assert_eq!(bench.outcome(bench.written("gang", 6)).await, Outcome::Done);
-    assert_eq!(bench.outcome(bench.written("gang", 5)).await, Outcome::Conflict, "a later leader's plan stays");
+    assert_eq!(
+        bench.outcome(bench.written("gang", 5)).await,
+        Outcome::Conflict,
+        "a later leader's plan stays"
+    );
     assert_eq!(bench.outcome(bench.removed("gang", 5)).await, Outcome::Conflict);
     assert_eq!(bench.outcome(bench.removed("gang", 6)).await, Outcome::Done);
     assert_eq!(bench.outcome(bench.removed("gang", 6)).await, Outcome::NotFound);
@@ -475,6 +479,20 @@ async fn plans_that_wait_are_one_write_without_a_look_before_it() {
 }
 
 #[tokio::test]
+async fn two_hundred_gangs_that_are_committed_at_one_time_take_few_writes() {
+    let mut bench = Bench::new().await;
+    let gangs: Vec<String> = (0..200).map(|number| format!("gang-{number}")).collect();
+    let writes: Vec<Command> = gangs.iter().map(|gang| bench.written(gang, 5)).collect();
+    assert_eq!(bench.all(writes).await, vec![Outcome::Done; 200]);
+    let planned = bench.proxy.all_writes().len();
+    let removals: Vec<Command> = gangs.iter().map(|gang| bench.removed(gang, 5)).collect();
+    assert_eq!(bench.all(removals).await, vec![Outcome::Done; 200]);
+    let removed = bench.proxy.all_writes().len() - planned;
+    println!("200 plans in {planned} writes, 200 removals in {removed}");
+    assert!(planned <= 60 && removed <= 60, "{planned} writes of plans, {removed} for their removal");
+}
+
+#[tokio::test]
 async fn whatever_becomes_of_a_write_of_several_plans_a_second_try_leads_to_all_of_them() {
     let mut bench = Bench::new().await;
     let gangs = bench.together(9);
@@ -497,7 +515,10 @@ async fn whatever_becomes_of_a_write_of_several_plans_a_second_try_leads_to_all_
         bench.proxy.spoil(1, method, "/gangplans", spoil.clone());
         // One is under way while the others gather, so that they are one write.
         let outcomes = bench.all(writes(&bench)).await;
-        assert!(outcomes.iter().all(|one| *one == outcome || *one == Outcome::Done), "{spoil:?}: {outcomes:?}");
+        assert!(
+            outcomes.iter().all(|one| *one == outcome || *one == Outcome::Done),
+            "{spoil:?}: {outcomes:?}"
+        );
         assert_eq!(outcomes.contains(&Outcome::Unknown), outcome == Outcome::Unknown, "{spoil:?}");
         assert_eq!(bench.all(writes(&bench)).await, vec![Outcome::Done; 9], "{spoil:?}");
         let mut stored = bench.plans_beside("gang-0").await;
@@ -514,7 +535,10 @@ async fn whatever_becomes_of_a_write_of_several_plans_a_second_try_leads_to_all_
         bench.proxy.spoil(1, Method::DELETE, "/gangplans", spoil.clone());
         bench.all(removals(&bench)).await;
         let again = bench.all(removals(&bench)).await;
-        assert!(again.iter().all(|one| matches!(one, Outcome::Done | Outcome::NotFound)), "{spoil:?}: {again:?}");
+        assert!(
+            again.iter().all(|one| matches!(one, Outcome::Done | Outcome::NotFound)),
+            "{spoil:?}: {again:?}"
+        );
         assert_eq!(bench.plans_beside("gang-0").await, [], "{spoil:?}");
     }
 }

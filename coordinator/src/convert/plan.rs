@@ -102,11 +102,10 @@ pub fn plans_of_object(reading: &Reading, object: &Object) -> Plans {
         Ok(plan) => plans.found.push(plan),
         Err(warning) => plans.warnings.push(warning),
     };
-    let entries = object.spec.get(PLANS).filter(|entries| !entries.is_null());
-    if entries.is_none() || earlier::is_earlier(object) {
+    if earlier::is_earlier(object) {
         take(earlier::plan_of_object(object));
     }
-    match entries {
+    match object.spec.get(PLANS).filter(|entries| !entries.is_null()) {
         Some(Value::Object(entries)) => {
             entries.iter().for_each(|(name, entry)| take(read_entry(reading, object, name, entry)));
         }
@@ -127,7 +126,8 @@ pub fn plan_in(reading: &Reading, object: &Object, gang: &GangName) -> Option<Ga
 }
 
 fn read_entry(reading: &Reading, object: &Object, name: &str, entry: &Value) -> Result<GangPlan, String> {
-    let wrong = |problem: String| format!("{}: spec.{PLANS}[{name}]{problem}; the plan is left out", object.key());
+    let wrong =
+        |problem: String| format!("{}: spec.{PLANS}[{name}]{problem}; the plan is left out", object.key());
     let (namespace, group) =
         name.split_once('/').ok_or_else(|| wrong(": the name must be NAMESPACE/PODGROUP".to_owned()))?;
     let gang = GangName::new(namespace, group);
@@ -152,15 +152,20 @@ pub struct Decided {
 
 /// Decides how changes of plans, in this order, become one write to the object of this key.
 #[must_use]
-pub fn decide(key: &ObjectKey, stored: Option<&Object>, changes: &[PlanChange]) -> Decided {
+pub fn decide<'a>(
+    key: &ObjectKey,
+    stored: Option<&Object>,
+    changes: impl IntoIterator<Item = &'a PlanChange>,
+) -> Decided {
     let before = stored.and_then(|stored| stored.spec.get(PLANS)).and_then(Value::as_object);
     let mut plans = before.cloned().unwrap_or_default();
     let mut bytes: usize = plans.iter().map(|(name, entry)| entry_bytes(name, entry)).sum();
-    let answers = changes.iter().map(|change| match change {
+    let answers = changes.into_iter().map(|change| match change {
         PlanChange::Write(plan) => put(key, &mut plans, &mut bytes, plan),
         PlanChange::Remove { gang, term } => remove(key, &mut plans, &mut bytes, gang, *term),
     });
     let answers = answers.collect();
+    let is_same = before.map_or(plans.is_empty(), |before| *before == plans);
     let mutation = match stored {
         None if plans.is_empty() => None,
         None => {
@@ -171,7 +176,7 @@ pub fn decide(key: &ObjectKey, stored: Option<&Object>, changes: &[PlanChange]) 
         Some(stored) if plans.is_empty() && !earlier::is_earlier(stored) => {
             Some(Mutation::Delete { key: key.clone(), preconditions: stored.preconditions() })
         }
-        Some(_) if before == Some(&plans) || plans.is_empty() && before.is_none() => None,
+        Some(_) if is_same => None,
         Some(stored) => {
             let mut object = stored.clone();
             object.spec = spec_with(Some(&stored.spec), plans);

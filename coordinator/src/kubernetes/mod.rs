@@ -102,8 +102,7 @@ impl KubernetesApi {
         let cluster = read_cluster_id(&client, SOME_SERVER).await?;
         let trim = Trim::new(&options.scheduler_names);
         let mirror = Arc::new(Mirror::new(options.log_length, trim.clone()));
-        let reading =
-            Reading::new(&options.scheduler_names).on_kubernetes().in_namespace(&options.namespace);
+        let reading = Reading::new(&options.scheduler_names).on_kubernetes().in_namespace(&options.namespace);
         let watches = Arc::new(watch::Watches::start(&client, &mirror, &trim));
         Ok(Self { mirror, client, writes, cluster, reading, terms: Arc::new(OnceLock::new()), watches })
     }

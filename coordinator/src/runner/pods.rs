@@ -455,7 +455,7 @@ mod tests {
         assert_eq!(after([], &objects(pods())), ["a Running", "b Running"]);
         // A plan of members that join later holds up only these.
         assert_eq!(after([], &objects(pods().into_iter().chain([plan(&["b"])]))), ["a Running"]);
-        // The plan goes with the PodGroup: without both, only a pod that runs shows that the gang was whole.
+        // Without a PodGroup its plan is removed: without both, only a pod that runs shows that the gang was whole.
         let without_group = |phase: &str| objects([bound("a", None, "Pending"), bound("b", None, phase)]);
         assert!(after([], &without_group("Pending")).is_empty());
         assert_eq!(after([], &without_group("Running")), ["a Running"]);

@@ -77,27 +77,38 @@ impl<A: Api> Worker<A> {
     }
 
     async fn plans_changed(&self, key: &ObjectKey, changes: &[PlanChange]) -> Vec<Result<(), ApiError>> {
-        let answers = match self.write_plans(key, changes).await {
+        let mut answers = Vec::new();
+        for change in changes {
+            answers.push(self.check_earlier(change).await);
+        }
+        let open: Vec<usize> = (0..changes.len()).filter(|at| answers[*at].is_ok()).collect();
+        let written: Vec<&PlanChange> = open.iter().map(|at| &changes[*at]).collect();
+        for (at, answer) in open.into_iter().zip(self.written(key, &written).await) {
+            answers[at] = match self.remove_earlier(&changes[at]).await {
+                Some(removed) if matches!(answer, Ok(()) | Err(ApiError::NotFound(_))) => removed,
+                _ => answer,
+            };
+        }
+        answers
+    }
+
+    async fn written(&self, key: &ObjectKey, changes: &[&PlanChange]) -> Vec<Result<(), ApiError>> {
+        if changes.is_empty() {
+            return Vec::new();
+        }
+        match self.write_plans(key, changes).await {
             // What is wrong with one must not be held against the others.
             Err(ApiError::Invalid(_)) if changes.len() > 1 => {
                 let mut answers = Vec::new();
                 for change in changes {
-                    let alone = self.write_plans(key, std::slice::from_ref(change)).await;
+                    let alone = self.write_plans(key, &[*change]).await;
                     answers.push(alone.and_then(|answers| answers.into_iter().next().unwrap_or(Ok(()))));
                 }
                 answers
             }
             Err(error) => vec![Err(error); changes.len()],
             Ok(answers) => answers,
-        };
-        let mut all = Vec::new();
-        for (change, answer) in changes.iter().zip(answers) {
-            all.push(match self.earlier_changed(change).await {
-                Some(earlier) if matches!(answer, Ok(()) | Err(ApiError::NotFound(_))) => earlier,
-                _ => answer,
-            });
         }
-        all
     }
 
     /// Looks at the object, decides by it, and writes where it is still what was seen. A glance is enough for that: what
@@ -105,14 +116,14 @@ impl<A: Api> Worker<A> {
     async fn write_plans(
         &self,
         key: &ObjectKey,
-        changes: &[PlanChange],
+        changes: &[&PlanChange],
     ) -> Result<Vec<Result<(), ApiError>>, ApiError> {
         let mut conflicts = 0;
         let mut is_fresh = false;
         loop {
             let seen = self.look(key, is_fresh).await?;
             let stored = if is_fresh { seen } else { self.last_writes.newer(key, seen) };
-            let decided = plan::decide(key, stored.as_deref(), changes);
+            let decided = plan::decide(key, stored.as_deref(), changes.iter().copied());
             match decided.mutation {
                 Some(mutation) => match self.write_object(key, stored, mutation).await {
                     Ok(()) => return Ok(decided.answers),
@@ -146,19 +157,26 @@ impl<A: Api> Worker<A> {
         Ok(())
     }
 
-    /// What an earlier version of this program has stored of the gang goes with its plan, and stops who is of an earlier
-    /// term. `None` where there is nothing.
-    async fn earlier_changed(&self, change: &PlanChange) -> Option<Result<(), ApiError>> {
-        let stored = match self.look(&plan::earlier::key(change.gang()), false).await {
-            Ok(stored) => stored.filter(|stored| plan::earlier::is_earlier(stored))?,
-            Err(error) => return Some(Err(error)),
-        };
-        let removal = match change {
-            PlanChange::Write(plan) => return plan::earlier::check(&stored, plan.term).err().map(Err),
-            PlanChange::Remove { term, .. } => plan::earlier::removal(&stored, *term),
-        };
-        let removed = match removal {
-            Ok(removal) => self.mutate(removal).await,
+    /// What an earlier version of this program has stored of a gang.
+    async fn earlier(&self, change: &PlanChange) -> Result<Option<Arc<Object>>, ApiError> {
+        let stored = self.look(&plan::earlier::key(change.gang()), false).await?;
+        Ok(stored.filter(|stored| plan::earlier::is_earlier(stored)))
+    }
+
+    /// It stops the plan of an earlier term.
+    async fn check_earlier(&self, change: &PlanChange) -> Result<(), ApiError> {
+        let PlanChange::Write(plan) = change else { return Ok(()) };
+        self.earlier(change).await?.map_or(Ok(()), |stored| plan::earlier::check(&stored, plan.term))
+    }
+
+    /// It goes with the gang's plan. `None` where there is nothing to remove.
+    async fn remove_earlier(&self, change: &PlanChange) -> Option<Result<(), ApiError>> {
+        let PlanChange::Remove { term, .. } = change else { return None };
+        let removed = match self.earlier(change).await {
+            Ok(stored) => match plan::earlier::removal(&*stored?, *term) {
+                Ok(removal) => self.mutate(removal).await,
+                Err(error) => Err(error),
+            },
             Err(error) => Err(error),
         };
         // Gone as it should be.

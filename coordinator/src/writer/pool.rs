@@ -286,7 +286,9 @@ mod tests {
     }
 
     fn together_at(pool: &mut Pool, now: Instant) -> Vec<u64> {
-        pool.next(now).map(|(_, actions)| actions.iter().map(|action| action.id.0).collect()).unwrap_or_default()
+        pool.next(now)
+            .map(|(_, actions)| actions.iter().map(|action| action.id.0).collect())
+            .unwrap_or_default()
     }
 
     fn together(pool: &mut Pool) -> Vec<u64> {

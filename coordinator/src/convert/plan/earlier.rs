@@ -5,7 +5,7 @@ use phalanx_common::ids::{GangName, LeaseId};
 use phalanx_common::plan::GangPlan;
 use serde_json::{Map, Value};
 
-use super::check_term;
+use super::{PLANS, check_term};
 use crate::api::{ApiError, Kind, Mutation, Object, ObjectKey};
 
 /// A lease is text: an API server keeps no whole number above that of 63 bits, it rounds it.
@@ -19,10 +19,11 @@ pub fn key(gang: &GangName) -> ObjectKey {
     ObjectKey::new(Kind::GangPlan, &gang.namespace, &gang.name)
 }
 
-/// True for an object in this form.
+/// True for an object in this form, also for one that cannot be read.
 #[must_use]
 pub fn is_earlier(object: &Object) -> bool {
-    object.spec.get(GANG).is_some_and(|gang| !gang.is_null())
+    let has = |field: &str| object.spec.get(field).is_some_and(|value| !value.is_null());
+    has(GANG) || !has(PLANS)
 }
 
 fn pods_of(spec: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>> {

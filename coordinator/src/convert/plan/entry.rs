@@ -56,7 +56,8 @@ impl Entry {
         let leases = head(texts.next().as_deref().unwrap_or_default()).to_owned();
         let names = head(plan.pods.first().map_or("", |pod| &pod.name)).to_owned();
         let line = |pod: &PlannedPod| {
-            let node = nodes.binary_search_by(|node| node.as_str().cmp(pod.node.as_str())).unwrap_or_default();
+            let node =
+                nodes.binary_search_by(|node| node.as_str().cmp(pod.node.as_str())).unwrap_or_default();
             let lease = pod.lease.map_or_else(|| NONE.to_owned(), |lease| short(&lease.to_string(), &leases));
             let gpus: Vec<String> = pod.gpus.iter().map(|gpu| digits(gpu.0)).collect();
             let gpus = if gpus.is_empty() { NONE.to_owned() } else { gpus.join(",") };
@@ -91,7 +92,10 @@ impl Entry {
         };
         let place: Option<usize> = node.parse().ok();
         let node = place.and_then(|place| self.nodes.get(place)).ok_or_else(|| {
-            format!("the second word must be a place in nodes, of which there are {}, found {node:?}", self.nodes.len())
+            format!(
+                "the second word must be a place in nodes, of which there are {}, found {node:?}",
+                self.nodes.len()
+            )
         })?;
         let lease = (lease != NONE).then(|| long(lease, &self.leases).parse::<LeaseId>());
         let lease = lease.transpose().map_err(|error| format!("the third word: {error}"))?;
@@ -183,7 +187,8 @@ mod tests {
 
     fn gpus(first: u64, count: u64) -> Vec<GpuId> {
         // Numbers that look drawn, so that no text is shorter by chance.
-        let scatter = |number: u64| u128::from(number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        let scatter =
+            |number: u64| u128::from(number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
         (0..count).map(|number| GpuId(scatter(first + number))).collect()
     }
 
@@ -221,7 +226,8 @@ mod tests {
             assert_eq!(digits(number_), text);
             assert_eq!(number(text), Some(number_));
         }
-        for wrong in ["", "A", "AAAAAAAAAAAAAAAAAAAAAR", "AAAAAAAAAAAAAAAAAAAAA=", "AAAAAAAAAAAAAAAAAAAAAAA"] {
+        for wrong in ["", "A", "AAAAAAAAAAAAAAAAAAAAAR", "AAAAAAAAAAAAAAAAAAAAA=", "AAAAAAAAAAAAAAAAAAAAAAA"]
+        {
             assert_eq!(number(wrong), None, "{wrong}");
         }
     }
@@ -233,7 +239,11 @@ mod tests {
             assert_eq!(back(&plan).as_ref(), Ok(&plan));
             let bytes = serde_json::to_string(&Entry::of(&plan)).unwrap().len();
             let earlier = serde_json::to_string(&plan).unwrap().len();
-            println!("{pods} pods of {each} GPUs: {bytes} bytes, {} a pod, earlier {}", bytes / pods as usize, earlier / pods as usize);
+            println!(
+                "{pods} pods of {each} GPUs: {bytes} bytes, {} a pod, earlier {}",
+                bytes / pods as usize,
+                earlier / pods as usize
+            );
             assert!(bytes < most * pods as usize, "{pods} of {each}: {bytes}");
             assert!(text_bytes(&plan) >= bytes && text_bytes(&plan) < 2 * bytes, "{}", text_bytes(&plan));
         }

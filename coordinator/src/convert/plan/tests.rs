@@ -109,7 +109,10 @@ fn one_write_does_all_changes_and_the_object_is_there_as_long_as_a_plan_is() {
     assert_eq!(plan_in(&Reading::default(), &world.stored().unwrap(), &gang(b)), Some(plan(b, 5)));
     assert_eq!(plan_in(&Reading::default(), &world.stored().unwrap(), &gang(c)), None);
     // Removals and plans in their order.
-    assert_eq!(world.done(&[removal(a, 5), write(c, 6), removal(c, 6), write(c, 6), removal(a, 5)])[..4], [Ok(()), Ok(()), Ok(()), Ok(())]);
+    assert_eq!(
+        world.done(&[removal(a, 5), write(c, 6), removal(c, 6), write(c, 6), removal(a, 5)])[..4],
+        [Ok(()), Ok(()), Ok(()), Ok(())]
+    );
     assert_eq!((world.1, world.found()), (2, vec![(b.to_owned(), 5), (c.to_owned(), 6)]));
     assert_eq!(world.stored().unwrap().spec["term"], 6);
     // The same once more is no write.
@@ -149,7 +152,8 @@ fn a_write_that_was_decided_before_another_ones_does_not_land() {
     assert!(matches!(world.0.mutate(late, Time(0), "late"), Err(ApiError::AlreadyExists(_))));
     // Of another gang: it is decided anew, and done.
     let stored = world.stored();
-    let late = [write(b, 5), removal(a, 6)].map(|change| decide(&key(), stored.as_deref(), &[change]).mutation.unwrap());
+    let late = [write(b, 5), removal(a, 6)]
+        .map(|change| decide(&key(), stored.as_deref(), &[change]).mutation.unwrap());
     world.done(&[write(a, 7)]);
     for late in late {
         assert!(matches!(world.0.mutate(late, Time(0), "late"), Err(ApiError::Conflict(_))));
@@ -175,8 +179,14 @@ fn what_cannot_be_read_is_left_out_alone_and_is_nobodys() {
     let mut expected = [
         wrong("nonsense", ": the name must be NAMESPACE/PODGROUP; the plan is left out"),
         wrong("team/elsewhere", ": belongs into GangPlan phalanx-system/plans-"),
-        wrong(&format!("team/{b}"), ".pods[0]: must be 5 words (name, node, lease, pod, GPUs), found 1 in \"nonsense\"; the plan is left out"),
-        wrong(&format!("team/{c}"), ": invalid type: floating point `1.5`, expected u64; the plan is left out"),
+        wrong(
+            &format!("team/{b}"),
+            ".pods[0]: must be 5 words (name, node, lease, pod, GPUs), found 1 in \"nonsense\"; the plan is left out",
+        ),
+        wrong(
+            &format!("team/{c}"),
+            ": invalid type: floating point `1.5`, expected u64; the plan is left out",
+        ),
     ];
     expected.sort_unstable();
     let mut warnings = plans.warnings.clone();
