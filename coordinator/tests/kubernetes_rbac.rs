@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
 use kube::Api;
+use phalanx_common::ids::GangName;
+use phalanx_coordinator::convert::Reading;
+use phalanx_coordinator::convert::plan::plan_key;
 use phalanx_devcluster::installation::{Installation, InstallationOptions};
 use phalanx_devcluster::{Audited, Options, Servers};
 
@@ -233,6 +236,17 @@ metadata: {name: stuck}
 spec: {policyName: stuck, validationActions: [Deny]}
 "#;
 
+/// An object of plans that is there already when the gang `planned` writes its own into it.
+fn plan_of_nobody() -> String {
+    let key = plan_key(&Reading::default(), &GangName::new("rights", "planned"));
+    let object = serde_json::json!({
+        "apiVersion": "phalanx.dev/v1alpha1", "kind": "GangPlan",
+        "metadata": {"name": key.name, "namespace": key.namespace},
+        "spec": {"plans": {"rights/nobody": {}}},
+    });
+    object.to_string()
+}
+
 const STUCK: &str = r#"
 apiVersion: batch.volcano.sh/v1alpha1
 kind: Job
@@ -347,6 +361,7 @@ async fn every_right_is_used_and_none_is_missing() {
     rights.extend(rights_of(NAMESPACE, &own.rules.unwrap()));
 
     let servers = installation.servers();
+    servers.kubectl_with_input(&["apply", "-f", "-"], &plan_of_nobody()).await.unwrap();
     servers.kubectl_with_input(&["apply", "-f", "-"], OBJECTS).await.unwrap();
     create_owned(servers).await;
     // The authority is replaced.
