@@ -454,7 +454,7 @@ fn a_plan_survives_the_way_through_an_object() {
     };
     let object = stored(&plan);
     assert_eq!((object.key(), object.metadata.owner.clone()), (key.clone(), None));
-    assert_eq!(plans_of_object(&reading, &object).found, [plan.clone()]);
+    assert_eq!(plans_of_object(&reading, &object).found, std::slice::from_ref(&plan));
     // As people see it.
     assert_eq!(
         object.spec["plans"]["a/g"],
