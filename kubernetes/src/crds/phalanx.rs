@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::shared::{Amount, duration, kept_object, kept_objects};
+use super::shared::{Amount, duration, kept_object, kept_objects, whole_object};
 
 /// What was decided for gangs. Fields that this version does not know are kept, so that an older coordinator loses
 /// nothing of what a newer one wrote.
@@ -38,7 +38,7 @@ pub struct GangPlanSpec {
     /// The plans by NAMESPACE/PODGROUP: uid of the PodGroup, term, deadline for the binding in milliseconds since 1970,
     /// nodes, and a line of text for each pod. docs/kubernetes.md says how to read one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "kept_object")]
+    #[schemars(schema_with = "whole_object")]
     pub plans: Option<Value>,
     /// Of an earlier version, one object for each gang: the gang.
     #[serde(default, skip_serializing_if = "Option::is_none")]
