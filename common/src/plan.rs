@@ -26,7 +26,7 @@ pub struct PlannedPod {
 /// A committed placement of a gang, or of members that joined it later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GangPlan {
-    /// The gang; the object has its name.
+    /// The gang.
     pub gang: GangName,
     /// UID of the PodGroup the plan was made for.
     pub gang_uid: Arc<str>,

@@ -380,6 +380,16 @@ pub trait Api: Clone + Send + Sync + 'static {
     /// Does a write. The answer is the object as it is after it (before it, for one that is gone now).
     fn mutate(&self, mutation: Mutation) -> impl Future<Output = Result<Arc<Object>, ApiError>> + Send;
 
+    /// Does a write to an object that is known as it was after the last write: that may be newer than what `glance` gives.
+    fn mutate_known(
+        &self,
+        known: Arc<Object>,
+        mutation: Mutation,
+    ) -> impl Future<Output = Result<Arc<Object>, ApiError>> + Send {
+        drop(known);
+        self.mutate(mutation)
+    }
+
     /// Does writes in their order; each has its own answer. They may become durable together, which is much faster.
     fn mutate_all(
         &self,

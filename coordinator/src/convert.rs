@@ -32,8 +32,8 @@ pub mod plan;
 mod reading;
 pub mod status;
 
-pub use plan::{plan_object, plan_of_object};
-pub use reading::Reading;
+pub use plan::{Plans, PlansTold, plans_of_object};
+pub use reading::{OWN_NAMESPACE, Reading};
 
 /// Task of pods that name none.
 pub const DEFAULT_TASK: &str = "default";
@@ -64,7 +64,8 @@ pub fn event_of_change(reading: &Reading, change: &Change) -> Converted {
     }
 }
 
-/// The fact that an object is there. Jobs give none: they are expanded by `crate::jobs`.
+/// The fact that an object is there. Jobs give none: they are expanded by `crate::jobs`; neither do objects of plans, which
+/// are many facts: `PlansTold` gives those.
 #[must_use]
 pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
     match object.kind {
@@ -99,12 +100,8 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
         }),
         Kind::PodGroup => read_whole(object, |spec, sink| Event::GangApplied(gang(object, spec, sink))),
         Kind::Pod => pod_event(reading, object),
-        Kind::GangPlan => match plan_of_object(object) {
-            Ok(plan) => Converted::event(Event::PlanFound(plan)),
-            Err(problem) => Converted { event: None, warnings: vec![problem] },
-        },
         Kind::PodDisruptionBudget => budget::budget(object),
-        Kind::Job => Converted::default(),
+        Kind::Job | Kind::GangPlan => Converted::default(),
     }
 }
 

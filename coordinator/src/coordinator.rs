@@ -30,7 +30,7 @@ use crate::api::embedded::{EmbeddedApi, OpenError};
 use crate::api::{Api, ApiError};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::convert::{self, Converted, Reading};
+use crate::convert::{self, PlansTold, Reading};
 use crate::driver::{self, Driver, Inputs, Permit, Senders};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
@@ -356,9 +356,14 @@ pub(crate) async fn follow<A: Api>(
     // Queues come before the gangs in them, and plans last: objects are listed by kind in that order.
     let reading = api.reading();
     let objects = std::iter::from_fn(|| watcher.listed());
-    let stored = objects.filter_map(|object| heard(convert::event_of_object(&reading, &object)));
+    let mut plans = PlansTold::default();
+    let stored = objects.flat_map(|object| {
+        let converted = convert::event_of_object(&reading, &object);
+        let (found, warnings) = plans.object(&reading, &object);
+        heard(converted.event.into_iter().chain(found), converted.warnings.into_iter().chain(warnings))
+    });
     driver.begin(std::iter::once(Event::Started { term }).chain(stored)).await;
-    others.spawn(feed(reading, watcher, senders.changes.clone()));
+    others.spawn(feed(reading, plans, watcher, senders.changes.clone()));
     Ok(())
 }
 
@@ -382,18 +387,27 @@ pub(crate) fn new_incarnation() -> u64 {
 }
 
 /// Says what could not be read.
-fn heard(converted: Converted) -> Option<Event> {
-    for warning in converted.warnings {
+fn heard(events: impl Iterator<Item = Event>, warnings: impl Iterator<Item = String>) -> Vec<Event> {
+    for warning in warnings {
         tracing::warn!("{warning}");
     }
-    converted.event
+    events.collect()
 }
 
 /// Changes of the API become events for the loop.
-async fn feed<A: Api>(reading: Reading, mut watcher: Watcher<A>, events: mpsc::Sender<Vec<Event>>) {
+async fn feed<A: Api>(
+    reading: Reading,
+    mut plans: PlansTold,
+    mut watcher: Watcher<A>,
+    events: mpsc::Sender<Vec<Event>>,
+) {
     while let Some(changes) = watcher.next().await {
-        let converted = changes.iter().map(|change| convert::event_of_change(&reading, change));
-        let batch: Vec<Event> = converted.filter_map(heard).collect();
+        let batch = changes.iter().flat_map(|change| {
+            let converted = convert::event_of_change(&reading, change);
+            let (found, warnings) = plans.change(&reading, change);
+            heard(converted.event.into_iter().chain(found), converted.warnings.into_iter().chain(warnings))
+        });
+        let batch: Vec<Event> = batch.collect();
         if !batch.is_empty() && events.send(batch).await.is_err() {
             return;
         }

@@ -91,6 +91,8 @@ pub struct Metrics {
     pub backlog: Gauge,
     /// Writes of pods and plans that the writer has and that are not done: others give way to them. No series.
     pub urgent_writes: AtomicUsize,
+    /// Writes of objects of plans: each is for all plans that waited.
+    pub plan_objects: Counter,
     /// 1 while objects cannot be written.
     pub storage_failed: Gauge,
     /// 1 while everything is recorded.
@@ -123,6 +125,7 @@ impl Default for Metrics {
             pass_seconds: Histogram::new(exponential_buckets(0.000_01, 4.0, 10)),
             backlog: Gauge::default(),
             urgent_writes: AtomicUsize::new(0),
+            plan_objects: Counter::default(),
             storage_failed: Gauge::default(),
             recording: Gauge::default(),
             relists: Counter::default(),
@@ -157,6 +160,7 @@ impl Default for Metrics {
         );
         registry.register("pass_seconds", "Time of one pass of the core", metrics.pass_seconds.clone());
         registry.register("writer_backlog", "Actions that wait for the writer", metrics.backlog.clone());
+        registry.register("plan_objects", "Writes of objects of plans", metrics.plan_objects.clone());
         registry.register(
             "storage_failed",
             "1 while objects cannot be written",

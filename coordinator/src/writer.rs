@@ -1,11 +1,13 @@
 //! Executes what the core asks of the API, and tells what came of it.
 //!
-//! Writes of one pod, plan, gang or queue keep their order: one of them is under way at a time. So many of pods are, and so
-//! many of plans, so that plans do not wait behind Bindings; statuses give way to both. The term is tried
+//! Writes of one pod, object of plans, gang or queue keep their order: one of them is under way at a time, and of plans all
+//! that wait for one object go together. So many of pods are, and so many of plans, so that plans do not wait behind
+//! Bindings; statuses give way to both. The term is tried
 //! until it is raised, and holds up nothing. Every call has a time-out; one that gives no answer in time may have been done, and
 //! the outcome says so.
 
 use std::collections::BTreeMap;
+mod plans;
 mod pool;
 
 use std::collections::HashMap;
@@ -21,12 +23,12 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
+use self::plans::LastWrites;
 use self::pool::{GIVES_WAY, Pool, Subject};
-use crate::api::apply::MOST_CONFLICTS;
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::clock::Clock;
 use crate::convert::status::{pod_group_status, queue_status};
-use crate::convert::{self, Reading, outcome_of, plan};
+use crate::convert::{self, Reading, outcome_of};
 use crate::kubernetes::events::Evicted;
 use crate::metrics::{Metrics, command_name, outcome_name};
 
@@ -85,6 +87,7 @@ struct Worker<A> {
     metrics: Arc<Metrics>,
     clock: Clock,
     limits: Limits,
+    last_writes: LastWrites,
 }
 
 /// The queue to the workers, and their end.
@@ -118,7 +121,8 @@ pub fn start_with<A: Api>(
     clock: Clock,
 ) -> Writer {
     let (queue, actions) = mpsc::channel::<Action>(QUEUE_ACTIONS);
-    let worker = Worker { api, incarnation, outcomes, metrics, clock, limits };
+    let last_writes = LastWrites::default();
+    let worker = Worker { api, incarnation, outcomes, metrics, clock, limits, last_writes };
     let done = tokio::spawn(work(Arc::new(worker), actions));
     Writer { queue, done }
 }
@@ -157,22 +161,29 @@ async fn work<A: Api>(worker: Arc<Worker<A>>, mut actions: mpsc::Receiver<Action
             () = tokio::time::sleep(GIVES_WAY), if pool.holds_back() => {}
         }
         worker.metrics.urgent_writes.store(pool.urgent(), Ordering::Relaxed);
-        while let Some((subject, action)) = pool.next(Instant::now()) {
-            let worker = Arc::clone(&worker);
-            let task = running.spawn(async move { worker.execute(action).await });
+        while let Some((subject, actions)) = pool.next(Instant::now()) {
+            let (worker, about) = (Arc::clone(&worker), subject.clone());
+            let task = running.spawn(async move { worker.execute(about, actions).await });
             subjects.insert(task.id(), subject);
         }
     }
 }
 
 impl<A: Api> Worker<A> {
-    async fn execute(&self, action: Action) {
-        let Action { id, command } = action;
-        let name = command_name(&command);
-        let event = match self.event(id, command).await {
-            Some(event) => event,
-            None => return,
-        };
+    async fn execute(&self, subject: Subject, actions: Vec<Action>) {
+        if let Subject::Plans(number) = subject {
+            return self.change_plans(number, actions).await;
+        }
+        for Action { id, command } in actions {
+            let name = command_name(&command);
+            if let Some(event) = self.event(id, command).await {
+                self.conclude(name, event).await;
+            }
+        }
+    }
+
+    /// Counts what came of a command, and tells it.
+    async fn conclude(&self, name: &'static str, event: Event) {
         let outcome = match &event {
             Event::ActionDone { outcome, .. } => outcome_name(outcome),
             _ => "Done",
@@ -205,9 +216,13 @@ impl<A: Api> Worker<A> {
                     self.limits.bindings.turn().await;
                 }
                 let answer = self.timed(self.write(command)).await;
-                Some(Event::ActionDone { action, outcome: told(&answer) })
+                Some(Self::done(action, &answer))
             }
         }
+    }
+
+    fn done(action: ActionId, answer: &Result<(), ApiError>) -> Event {
+        Event::ActionDone { action, outcome: told(answer) }
     }
 
     async fn timed<T>(&self, call: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
@@ -216,16 +231,6 @@ impl<A: Api> Worker<A> {
 
     async fn write(&self, command: Command) -> Result<(), ApiError> {
         match command {
-            Command::WritePlan(plan) => {
-                self.change_plan(&plan.gang, |stored| plan::plan_write(stored, &plan)).await
-            }
-            Command::DeletePlan { gang, term } => {
-                let removal = |stored: Option<&Object>| match stored {
-                    Some(stored) => plan::plan_removal(stored, term).map(Some),
-                    None => Err(ApiError::NotFound(plan::plan_key(&gang).to_string())),
-                };
-                self.change_plan(&gang, removal).await
-            }
             Command::Bind { pod, name, resource_version, binding, group_uid, term } => {
                 let annotations = convert::bind_annotations(&self.api.reading(), &binding, &group_uid, term);
                 self.bind(&pod, &name, resource_version, &binding.node, annotations).await
@@ -250,6 +255,8 @@ impl<A: Api> Worker<A> {
             }
             Command::Send { .. }
             | Command::RaiseTerm { .. }
+            | Command::WritePlan(_)
+            | Command::DeletePlan { .. }
             | Command::FenceWrite { .. }
             | Command::ReadPod { .. }
             | Command::Warn { .. } => Ok(()),
@@ -263,29 +270,6 @@ impl<A: Api> Worker<A> {
         match answer {
             Err(ApiError::NotFound(_)) => Ok(None),
             other => other.map(Some),
-        }
-    }
-
-    /// Looks at a gang's plan, decides by it, and writes where it is still what was seen.
-    async fn change_plan(
-        &self,
-        gang: &GangName,
-        decide: impl Fn(Option<&Object>) -> Result<Option<Mutation>, ApiError>,
-    ) -> Result<(), ApiError> {
-        let mut conflicts = 0;
-        let mut is_fresh = false;
-        loop {
-            let stored = self.look(&plan::plan_key(gang), is_fresh).await?;
-            match decide(stored.as_deref()) {
-                Ok(Some(mutation)) => match self.mutate(mutation).await {
-                    Err(error) if error.is_overtaken() && conflicts < MOST_CONFLICTS => conflicts += 1,
-                    other => return other,
-                },
-                Ok(None) if is_fresh => return Ok(()),
-                Err(error) if is_fresh => return Err(error),
-                Ok(None) | Err(_) => {}
-            }
-            is_fresh = true;
         }
     }
 
@@ -457,7 +441,7 @@ mod tests {
             let store = EmbeddedApi::open(&directory.path().join("objects")).unwrap();
             let api = FaultyApi::new(store, FaultPlan::none());
             let metrics = Arc::new(Metrics::default());
-            let (sender, outcomes) = mpsc::channel(16);
+            let (sender, outcomes) = mpsc::channel(1024);
             let writer = start(api.clone(), 7, sender, Arc::clone(&metrics), Clock::start());
             Self { _directory: directory, api, writer, outcomes, metrics, next: 1 }
         }
@@ -479,6 +463,27 @@ mod tests {
             let id = ActionId(self.next);
             self.next += 1;
             self.writer.queue.send(Action { id, command }).await.unwrap();
+        }
+
+        /// Outcomes of so many commands, in the order in which they were asked for.
+        async fn outcomes_of(&mut self, count: usize) -> Vec<Outcome> {
+            let first = self.next - count as u64;
+            let mut outcomes = vec![Outcome::Unknown; count];
+            for _ in 0..count {
+                let Some(Event::ActionDone { action, outcome }) = self.outcomes.recv().await else {
+                    panic!()
+                };
+                outcomes[usize::try_from(action.0 - first).unwrap()] = outcome;
+            }
+            outcomes
+        }
+
+        /// All plans that are stored.
+        async fn plans(&self) -> Vec<GangPlan> {
+            let (objects, _) = self.api.list(Some(Kind::GangPlan)).await.unwrap();
+            let reading = Reading::default();
+            let all = objects.iter().map(|object| convert::plans_of_object(&reading, object));
+            all.flat_map(|plans| plans.found).collect()
         }
 
         async fn event(&mut self, command: Command) -> Event {
@@ -543,46 +548,110 @@ mod tests {
     #[tokio::test]
     async fn a_plan_of_a_later_leader_is_neither_replaced_nor_removed() {
         let mut bench = Bench::new();
-        let group = Object::new(Kind::PodGroup, "default", "gang").with_spec(json!({ "minMember": 1 }));
-        let group = bench.api.mutate(Mutation::Create(Box::new(group))).await.unwrap();
-        let of = |plan: GangPlan| {
-            let gang_uid = Arc::from(group.metadata.uid.as_str());
-            Command::WritePlan(Box::new(GangPlan { gang_uid, ..plan }))
-        };
+        let of = |term, deadline| Command::WritePlan(Box::new(plan(term, deadline)));
         let removal = |term| Command::DeletePlan { gang: name("gang"), term };
         assert_eq!(bench.outcome(removal(5)).await, Outcome::NotFound);
-        assert_eq!(bench.outcome(of(plan(5, 1))).await, Outcome::Done);
-        assert_eq!(bench.outcome(of(plan(6, 1))).await, Outcome::Done);
-        assert_eq!(bench.outcome(of(plan(5, 2))).await, Outcome::Conflict);
+        assert_eq!(bench.outcome(of(5, 1)).await, Outcome::Done);
+        assert_eq!(bench.outcome(of(6, 1)).await, Outcome::Done);
+        assert_eq!(bench.outcome(of(5, 2)).await, Outcome::Conflict);
         assert_eq!(bench.outcome(removal(5)).await, Outcome::Conflict);
-        let stored = bench.api.get(&plan::plan_key(&name("gang"))).await.unwrap();
-        assert_eq!(convert::plan_of_object(&stored).unwrap().term, 6);
+        assert_eq!(bench.plans().await, [plan(6, 1)]);
         assert_eq!(bench.outcome(removal(7)).await, Outcome::Done);
         assert_eq!(bench.outcome(removal(7)).await, Outcome::NotFound);
         // A damaged one is nobody's.
-        assert_eq!(bench.outcome(of(plan(u64::MAX, 1))).await, Outcome::Done);
-        assert_eq!(bench.outcome(of(plan(7, 1))).await, Outcome::Done);
-        assert_eq!(bench.outcome(of(plan(u64::MAX, 1))).await, Outcome::Done);
+        assert_eq!(bench.outcome(of(u64::MAX, 1)).await, Outcome::Done);
+        assert_eq!(bench.outcome(of(7, 1)).await, Outcome::Done);
+        assert_eq!(bench.outcome(of(u64::MAX, 1)).await, Outcome::Done);
         assert_eq!(bench.outcome(removal(7)).await, Outcome::Done);
+        assert_eq!(bench.api.list(Some(Kind::GangPlan)).await.unwrap().0, []);
     }
 
     #[tokio::test]
-    async fn a_write_that_was_decided_before_a_later_leader_wrote_does_not_land() {
-        let bench = Bench::new();
-        let group = Object::new(Kind::PodGroup, "default", "gang").with_spec(json!({ "minMember": 1 }));
-        let group = bench.api.mutate(Mutation::Create(Box::new(group))).await.unwrap();
-        let of = |term, deadline| GangPlan {
-            gang_uid: Arc::from(group.metadata.uid.as_str()),
-            ..plan(term, deadline)
+    async fn a_plan_of_an_earlier_version_stops_earlier_terms_and_goes_with_the_gangs_own() {
+        let mut bench = Bench::new();
+        let spec = serde_json::to_value(plan(6, 1)).unwrap();
+        let old = Object::new(Kind::GangPlan, "default", "gang").with_spec(spec);
+        bench.api.mutate(Mutation::Create(Box::new(old.clone()))).await.unwrap();
+        assert_eq!(bench.plans().await, [plan(6, 1)]);
+        let of = |term| Command::WritePlan(Box::new(plan(term, 1)));
+        let removal = |term| Command::DeletePlan { gang: name("gang"), term };
+        assert_eq!(bench.outcome(of(5)).await, Outcome::Conflict);
+        assert_eq!(bench.outcome(removal(5)).await, Outcome::Conflict);
+        assert_eq!(bench.outcome(of(7)).await, Outcome::Done);
+        assert_eq!(bench.outcome(removal(7)).await, Outcome::Done);
+        assert_eq!(bench.api.list(Some(Kind::GangPlan)).await.unwrap().0, []);
+        // Without one of its own.
+        bench.api.mutate(Mutation::Create(Box::new(old))).await.unwrap();
+        assert_eq!(bench.outcome(removal(7)).await, Outcome::Done);
+        assert_eq!(bench.outcome(removal(7)).await, Outcome::NotFound);
+    }
+
+    #[tokio::test]
+    async fn plans_that_wait_are_one_write_and_each_has_its_outcome() {
+        let mut bench = Bench::new();
+        let of = |number: usize, term| {
+            let gang = name(&format!("gang-{number}"));
+            Command::WritePlan(Box::new(GangPlan { gang, ..plan(term, 1) }))
         };
-        let first = plan::plan_write(None, &of(5, 1)).unwrap().unwrap();
-        let stored = bench.api.mutate(first).await.unwrap();
-        let late_write = plan::plan_write(Some(&stored), &of(5, 2)).unwrap().unwrap();
-        let late_removal = plan::plan_removal(&stored, 5).unwrap();
-        let adopted = plan::plan_write(Some(&stored), &of(6, 1)).unwrap().unwrap();
-        bench.api.mutate(adopted).await.unwrap();
-        for late in [late_write, late_removal] {
-            assert!(matches!(bench.api.mutate(late).await, Err(ApiError::Conflict(_))));
+        for number in 0..200 {
+            bench.queue(of(number, 5)).await;
+        }
+        assert_eq!(bench.outcomes_of(200).await, vec![Outcome::Done; 200]);
+        assert_eq!((bench.plans().await.len(), bench.metrics.writes("WritePlan", "Done")), (200, 200));
+        let writes = bench.metrics.plan_objects.get();
+        assert!((8..=80).contains(&writes), "{writes} writes for 200 plans");
+        // What is refused of one is no matter of the others.
+        let whole = |number: usize| {
+            let gang = name(&format!("gang-{number}"));
+            Command::DeletePlan { gang, term: if number == 7 { 4 } else { 5 } }
+        };
+        for number in 0..200 {
+            bench.queue(whole(number)).await;
+        }
+        let outcomes = bench.outcomes_of(200).await;
+        assert_eq!(outcomes.iter().filter(|outcome| **outcome == Outcome::Conflict).count(), 1);
+        assert_eq!(outcomes.iter().filter(|outcome| **outcome == Outcome::Done).count(), 199);
+        assert_eq!(bench.plans().await.len(), 1);
+        let writes = bench.metrics.plan_objects.get() - writes;
+        assert!((8..=80).contains(&writes), "{writes} writes for 199 removals");
+    }
+
+    #[tokio::test]
+    async fn what_becomes_of_a_write_becomes_of_all_plans_in_it() {
+        let mut bench = Bench::new();
+        let gangs: Vec<GangName> = (0..).map(|number| name(&format!("gang-{number}"))).take(64).collect();
+        for (fault, outcome, stored) in [
+            (Fault::TimedOutNotDone, Outcome::Unknown, false),
+            (Fault::TimedOutButDone, Outcome::Unknown, true),
+            (Fault::StorageFailed, Outcome::Unknown, false),
+        ] {
+            bench.api.with_plan(|plan| (0..200).for_each(|_| plan.push(Call::Write, fault)));
+            for gang in &gangs {
+                bench
+                    .queue(Command::WritePlan(Box::new(GangPlan { gang: gang.clone(), ..plan(5, 1) })))
+                    .await;
+            }
+            let outcomes = bench.outcomes_of(gangs.len()).await;
+            // A conflict that only looks like one is looked into, and what is there is done.
+            assert!(
+                outcomes.iter().all(|one| *one == outcome || *one == Outcome::Done),
+                "{fault:?}: {outcomes:?}"
+            );
+            assert!(outcomes.contains(&outcome), "{fault:?}");
+            assert_eq!(bench.plans().await.len() == gangs.len(), stored, "{fault:?}");
+            bench.api.with_plan(FaultPlan::stop);
+            // The second try finds what is there.
+            for gang in &gangs {
+                bench
+                    .queue(Command::WritePlan(Box::new(GangPlan { gang: gang.clone(), ..plan(5, 1) })))
+                    .await;
+            }
+            assert_eq!(bench.outcomes_of(gangs.len()).await, vec![Outcome::Done; gangs.len()]);
+            assert_eq!(bench.plans().await.len(), gangs.len());
+            for gang in &gangs {
+                bench.queue(Command::DeletePlan { gang: gang.clone(), term: 5 }).await;
+            }
+            assert_eq!(bench.outcomes_of(gangs.len()).await, vec![Outcome::Done; gangs.len()]);
         }
     }
 

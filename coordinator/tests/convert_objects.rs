@@ -10,13 +10,14 @@ use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName,
 use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
 use phalanx_common::units::{Millis, Time};
-use phalanx_coordinator::api::{ApiError, Change, ChangeBody, ControllerRef, Kind, Object};
+use phalanx_coordinator::api::{ApiError, Change, ChangeBody, ControllerRef, Kind, Mutation, Object};
+use phalanx_coordinator::convert::plan::{PlanChange, decide, plan_key};
 use phalanx_coordinator::convert::status::{
     format_time, parse_time, pod_group_status, pod_start, pod_status, queue_status,
 };
 use phalanx_coordinator::convert::{
-    Reading, bind_annotations, binding_of_pod, event_of_change, event_of_object, fence_annotations,
-    outcome_of, plan_object, plan_of_object, pod_of_object,
+    PlansTold, Reading, bind_annotations, binding_of_pod, event_of_change, event_of_object,
+    fence_annotations, outcome_of, plans_of_object, pod_of_object,
 };
 use phalanx_coordinator::manifest::parse;
 use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};
@@ -443,41 +444,77 @@ fn a_plan_survives_the_way_through_an_object() {
             },
         ],
     };
-    let object = plan_object(&plan).unwrap();
-    assert_eq!(object.key().to_string(), "GangPlan a/g");
+    let reading = Reading::default();
+    let key = plan_key(&reading, &plan.gang);
+    let stored = |plan: &GangPlan| {
+        let change = PlanChange::Write(Box::new(plan.clone()));
+        let Some(Mutation::Create(object)) = decide(&key, None, &[change]).mutation else { panic!() };
+        let text = serde_json::to_string(&object).unwrap();
+        serde_json::from_str::<Object>(&text).unwrap()
+    };
+    let object = stored(&plan);
+    assert_eq!((object.key(), object.metadata.owner.clone()), (key.clone(), None));
+    assert_eq!(plans_of_object(&reading, &object).found, std::slice::from_ref(&plan));
+    // As people see it.
     assert_eq!(
-        object.metadata.owner.as_ref().map(|owner| (owner.kind, owner.uid.as_str())),
-        Some((Kind::PodGroup, "uid-g"))
+        object.spec["plans"]["a/g"],
+        json!({
+            "uid": "uid-g",
+            "term": 4,
+            "deadline": 123_456,
+            "nodes": ["n1", "n2"],
+            "names": "p-",
+            "leases": "4-",
+            "pods": ["*0 0 *1 =u1 AAAAAAAAAAAAAAAAAAAABw,_____________________w", "*1 1 - =u2 -"],
+        })
     );
-    let text = serde_json::to_string(&object).unwrap();
-    let read: Object = serde_json::from_str(&text).unwrap();
-    assert_eq!(plan_of_object(&read).as_ref(), Ok(&plan));
-
     // An API server keeps no number above that of 63 bits: half of all leases would be others' after the way.
     let mut large = plan.clone();
     large.pods[0].lease = Some(LeaseId { term: 4, serial: u64::MAX - 6 });
-    let object = plan_object(&large).unwrap();
-    assert_eq!(object.spec["pods"][0]["lease"], "4.ffffffff-4294967289");
-    assert_eq!(object.spec["pods"][1]["lease"], Value::Null);
-    assert_eq!(plan_of_object(&object), Ok(large));
-    // A store of an earlier version has two numbers there.
-    let mut earlier = read.clone();
-    earlier.spec["pods"][0]["lease"] = json!({ "term": 4, "serial": 1 });
-    assert_eq!(plan_of_object(&earlier), Ok(plan));
-    let mut wrong = read.clone();
-    wrong.spec["pods"][0]["lease"] = json!("4-x");
-    let error = plan_of_object(&wrong).unwrap_err();
-    assert!(error.starts_with("GangPlan a/g: spec: pods[].lease: ") && error.contains("4-x"), "{error}");
+    assert_eq!(plans_of_object(&reading, &stored(&large)).found, [large]);
+    // As an event it comes by the way that plans take.
+    let converted = event_of_object(&reading, &object);
+    assert_eq!((converted.event, converted.warnings), (None, Vec::new()));
+    let told = PlansTold::default().object(&reading, &object);
+    assert_eq!(told, (vec![Event::PlanFound(plan)], Vec::new()));
+}
 
-    let mut wrong = read.clone();
-    wrong.spec["term"] = json!(-1);
-    assert!(
-        plan_of_object(&wrong).unwrap_err().starts_with("GangPlan a/g: spec: invalid value: integer `-1`")
-    );
-    let mut wrong = read;
-    wrong.metadata.name = "other".to_owned();
+/// A plan as earlier versions stored it, for each gang an object of its own.
+#[test]
+fn a_plan_of_an_earlier_version_is_read() {
+    let spec = json!({
+        "gang": { "namespace": "a", "name": "g" },
+        "gang_uid": "uid-g",
+        "term": 4,
+        "binding_deadline": 123_456,
+        "pods": [
+            { "pod": "u1", "name": "p-0", "node": "n1", "lease": "4.ffffffff-4294967289", "gpus": [gpu(7).to_string()] },
+            { "pod": "u2", "name": "p-1", "node": "n2", "lease": null, "gpus": [] },
+        ],
+    });
+    let object = Object::new(Kind::GangPlan, "a", "g").with_spec(spec);
+    let read = |object: &Object| plans_of_object(&Reading::default(), object);
+    let found = read(&object).found.remove(0);
+    assert_eq!((&*found.gang_uid, found.term, found.binding_deadline), ("uid-g", 4, Time(123_456)));
+    assert_eq!(found.pods[0].lease, Some(LeaseId { term: 4, serial: u64::MAX - 6 }));
+    assert_eq!((&*found.pods[1].name, found.pods[0].gpus.clone()), ("p-1", vec![gpu(7)]));
+    // A store of a still earlier version has two numbers there.
+    let mut two = object.clone();
+    two.spec["pods"][0]["lease"] = json!({ "term": 4, "serial": u64::MAX - 6 });
+    assert_eq!(read(&two).found, [found]);
+    let warning = |change: &dyn Fn(&mut Object)| {
+        let mut wrong = object.clone();
+        change(&mut wrong);
+        let plans = read(&wrong);
+        assert_eq!((plans.found, plans.warnings.len()), (Vec::new(), 1));
+        plans.warnings[0].clone()
+    };
+    let lease = warning(&|object| object.spec["pods"][0]["lease"] = json!("4-x"));
+    assert!(lease.starts_with("GangPlan a/g: spec: pods[].lease: ") && lease.contains("4-x"), "{lease}");
+    let term = warning(&|object| object.spec["term"] = json!(-1));
+    assert!(term.starts_with("GangPlan a/g: spec: invalid value: integer `-1`"), "{term}");
     assert_eq!(
-        plan_of_object(&wrong).unwrap_err(),
+        warning(&|object| object.metadata.name = "other".to_owned()),
         "GangPlan a/other: spec.gang: names a/g; the plan is left out"
     );
 }

@@ -13,10 +13,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client, ResourceExt};
+use phalanx_coordinator::api::Kind;
+use phalanx_coordinator::convert::{Reading, plans_of_object};
+use phalanx_coordinator::kubernetes::normalize::{self, Trim};
 use phalanx_devcluster::hollow::{HollowNodes, HollowOptions, Identity, KubeletOptions, Kubelets, NodeShape};
 use phalanx_devcluster::installation::{Installation, InstallationOptions};
 use phalanx_devcluster::{Options, Servers};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -197,9 +200,12 @@ impl Stored {
         let version: u64 = object.resource_version().unwrap().parse().unwrap();
         let name = object.name_any();
         if object.types.as_ref().is_some_and(|types| types.kind == "GangPlan") {
-            for pod in object.data["spec"]["pods"].as_array().into_iter().flatten() {
-                let plan = self.planned.entry(name.clone()).or_default();
-                plan.entry(pod["name"].as_str().unwrap().to_owned()).or_insert(version);
+            let stored = normalize::object(Kind::GangPlan, json!(object), &Trim::new(&[])).unwrap();
+            for plan in plans_of_object(&Reading::default(), &stored).found {
+                let planned = self.planned.entry(plan.gang.name.to_string()).or_default();
+                for pod in plan.pods {
+                    planned.entry(pod.name.to_string()).or_insert(version);
+                }
             }
             return;
         }

@@ -12,13 +12,25 @@ mod kubernetes;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::{Api, DeleteParams, PostParams};
+use k8s_openapi::api::core::v1::{Binding, Pod};
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use phalanx_common::ids::{GangName, NodeName, PodUid};
+use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::units::Millis;
+use phalanx_coordinator::api::{Mutation, ObjectKey};
+use phalanx_coordinator::clock::Clock;
+use phalanx_coordinator::convert::Reading;
+use phalanx_coordinator::convert::plan::{PlanChange, decide, earlier, number_of, plan_key};
+use phalanx_coordinator::kubernetes::normalize;
 use phalanx_devcluster::hollow::NAMESPACE;
 use phalanx_kubernetes::election::LEASE_NAME;
 
 use http::Method;
 use kube_proxy::{Proxy, Spoil};
 use kubernetes::{KubernetesCluster, LEASE_SECONDS, Replica, until};
+use serde_json::{Value, json};
 
 const NODES: usize = 4;
 const GPUS: u32 = 4;
@@ -175,6 +187,122 @@ async fn a_leader_that_dies_at_any_point_is_followed_and_all_are_bound_once() {
     {
         killed_at(&cluster, point).await;
     }
+}
+
+/// Kinds of gangs that an earlier leader left behind.
+const BOUND: usize = 0;
+const HALF: usize = 1;
+const UNBOUND: usize = 2;
+const GONE: usize = 3;
+const EARLIER_FORM: usize = 4;
+
+/// Makes a PodGroup and two pods that ask for no GPU, and gives the plan that puts each on a node of its own.
+async fn planned(cluster: &KubernetesCluster, gang: &str) -> GangPlan {
+    cluster.gang(gang, 2, 0).await;
+    let groups =
+        ApiResource::from_gvk(&GroupVersionKind::gvk("scheduling.volcano.sh", "v1beta1", "PodGroup"));
+    let groups: Api<DynamicObject> = Api::default_namespaced_with(cluster.client.clone(), &groups);
+    let uid = groups.get(gang).await.unwrap().uid().unwrap();
+    let pods = cluster.pods(gang).await.into_iter().zip(["hollow-2", "hollow-3"]);
+    let pods = pods.map(|(pod, node)| PlannedPod {
+        pod: PodUid::from(pod.uid().unwrap()),
+        name: pod.name_any().as_str().into(),
+        node: NodeName::from(node),
+        lease: None,
+        gpus: Vec::new(),
+    });
+    GangPlan {
+        gang: GangName::new("default", gang),
+        gang_uid: uid.as_str().into(),
+        term: 1,
+        binding_deadline: Clock::start().now() + Millis(60_000),
+        pods: pods.collect(),
+    }
+}
+
+/// As the earlier leader did.
+async fn bind(cluster: &KubernetesCluster, planned: &PlannedPod) {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    let binding: Binding = serde_json::from_value(json!({
+        "metadata": { "name": &*planned.name, "annotations": { "phalanx.dev/term": "1.00000001" } },
+        "target": { "kind": "Node", "name": planned.node.as_str() },
+    }))
+    .unwrap();
+    let parameters = PostParams::default();
+    let _: Value = pods.create_subresource("binding", &planned.name, &parameters, &binding).await.unwrap();
+}
+
+/// Four gangs in one object, and two in the form of an earlier version. For each of them the next leader does what its
+/// state asks for, and nothing stays behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn plans_in_one_object_are_followed_up_each_as_far_as_it_came() {
+    let cluster = KubernetesCluster::start(NODES, GPUS, 1).await;
+    let beside = |name: &String| {
+        number_of(&GangName::new("default", name)) == number_of(&GangName::new("default", "g-0"))
+    };
+    let names: Vec<String> = (0..).map(|number| format!("g-{number}")).filter(beside).take(5).collect();
+    let mut plans = Vec::new();
+    for name in &names {
+        plans.push(planned(&cluster, name).await);
+    }
+    bind(&cluster, &plans[BOUND].pods[0]).await;
+    bind(&cluster, &plans[BOUND].pods[1]).await;
+    bind(&cluster, &plans[HALF].pods[0]).await;
+    bind(&cluster, &plans[EARLIER_FORM].pods[1]).await;
+    cluster.delete(&names[GONE]).await;
+    let stored = ApiResource::from_gvk(&GroupVersionKind::gvk("phalanx.dev", "v1alpha1", "GangPlan"));
+    let create = async |key: &ObjectKey, json: Value| {
+        let stored: Api<DynamicObject> =
+            Api::namespaced_with(cluster.client.clone(), &key.namespace, &stored);
+        let object: DynamicObject = serde_json::from_value(json).unwrap();
+        stored.create(&PostParams::default(), &object).await.unwrap();
+    };
+    // Of two plans for one gang that of the later term counts.
+    let mut superseded = plans[UNBOUND].clone();
+    superseded.pods.iter_mut().for_each(|pod| pod.node = NodeName::from("hollow-0"));
+    plans[UNBOUND].term = 2;
+    let in_one = [&plans[BOUND], &plans[HALF], &superseded, &plans[GONE]];
+    let changes = in_one.map(|plan| PlanChange::Write(Box::new(plan.clone())));
+    let key = plan_key(&Reading::default(), &plans[BOUND].gang);
+    let Some(Mutation::Create(object)) = decide(&key, None, &changes).mutation else { panic!() };
+    create(&key, normalize::to_json(&object)).await;
+    for plan in [&plans[EARLIER_FORM], &plans[UNBOUND]] {
+        let key = earlier::key(&plan.gang);
+        let json = json!({
+            "apiVersion": "phalanx.dev/v1alpha1", "kind": "GangPlan",
+            "metadata": { "name": key.name, "namespace": key.namespace },
+            "spec": plan,
+        });
+        create(&key, json).await;
+    }
+
+    let replica = cluster.replica(0, None);
+    for at in [BOUND, HALF, UNBOUND, EARLIER_FORM] {
+        for pod in cluster.until_running(&names[at], 2).await {
+            let plan = plans[at].pods.iter().find(|planned| *planned.name == *pod.name_any()).unwrap();
+            let node = pod.spec.unwrap().node_name;
+            assert_eq!(node.as_deref(), Some(plan.node.as_str()), "{}", plan.name);
+        }
+    }
+    let all: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &stored);
+    until("no plan is left", || async {
+        all.list(&ListParams::default()).await.unwrap().items.is_empty().then_some(())
+    })
+    .await;
+    // Each was bound once, and none was taken back.
+    for plan in &plans {
+        let pods = cluster.pods(&plan.gang.name).await;
+        let expected = if *plan.gang.name == *names[GONE] { 0 } else { 2 };
+        assert_eq!(pods.len(), expected, "{}", plan.gang);
+        for pod in pods {
+            assert!(
+                plan.pods.iter().any(|planned| planned.pod.as_str() == pod.uid().unwrap()),
+                "{}",
+                plan.gang
+            );
+        }
+    }
+    replica.check();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
 use kube::Api;
+use phalanx_common::ids::GangName;
+use phalanx_coordinator::convert::Reading;
+use phalanx_coordinator::convert::plan::plan_key;
 use phalanx_devcluster::installation::{Installation, InstallationOptions};
 use phalanx_devcluster::{Audited, Options, Servers};
 
@@ -204,7 +207,7 @@ apiVersion: scheduling.volcano.sh/v1beta1
 kind: PodGroup
 metadata: {name: planned, namespace: rights}
 ---
-# A plan that is nobody's: it is written over.
+# A plan that is nobody's, in the form of an earlier version: it goes with the gang's own.
 apiVersion: phalanx.dev/v1alpha1
 kind: GangPlan
 metadata: {name: planned, namespace: rights}
@@ -232,6 +235,17 @@ kind: ValidatingAdmissionPolicyBinding
 metadata: {name: stuck}
 spec: {policyName: stuck, validationActions: [Deny]}
 "#;
+
+/// An object of plans that is there already when the gang `planned` writes its own into it.
+fn plan_of_nobody() -> String {
+    let key = plan_key(&Reading::default(), &GangName::new("rights", "planned"));
+    let object = serde_json::json!({
+        "apiVersion": "phalanx.dev/v1alpha1", "kind": "GangPlan",
+        "metadata": {"name": key.name, "namespace": key.namespace},
+        "spec": {"plans": {"rights/nobody": {}}},
+    });
+    object.to_string()
+}
 
 const STUCK: &str = r#"
 apiVersion: batch.volcano.sh/v1alpha1
@@ -347,6 +361,7 @@ async fn every_right_is_used_and_none_is_missing() {
     rights.extend(rights_of(NAMESPACE, &own.rules.unwrap()));
 
     let servers = installation.servers();
+    servers.kubectl_with_input(&["apply", "-f", "-"], &plan_of_nobody()).await.unwrap();
     servers.kubectl_with_input(&["apply", "-f", "-"], OBJECTS).await.unwrap();
     create_owned(servers).await;
     // The authority is replaced.
@@ -372,7 +387,7 @@ async fn every_right_is_used_and_none_is_missing() {
     let leader = installation.wait_for_leader().await.unwrap();
     // A plan that somebody has removed is looked for before it is believed to be gone.
     for _ in 0..10 {
-        let remove = ["-n", "rights", "delete", "gangplans", "--all", "--wait=false"];
+        let remove = ["-n", NAMESPACE, "delete", "gangplans", "--all", "--wait=false"];
         installation.servers().kubectl(&remove).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

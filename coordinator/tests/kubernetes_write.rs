@@ -20,7 +20,8 @@ use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::units::Time;
 use phalanx_coordinator::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use phalanx_coordinator::clock::Clock;
-use phalanx_coordinator::convert::plan_of_object;
+use phalanx_coordinator::convert::plan::{number_of, plan_key};
+use phalanx_coordinator::convert::plans_of_object;
 use phalanx_coordinator::kubernetes::normalize::Trim;
 use phalanx_coordinator::kubernetes::write::{WriteParts, Writes};
 use phalanx_coordinator::kubernetes::{KubernetesApi, Options};
@@ -70,7 +71,11 @@ impl Bench {
         let target = Target { kubeconfig: Some(servers.kubeconfig().to_owned()), context: None };
         let straight = Clients::new(&target.load().await.unwrap(), "phalanx-coordinator/test").unwrap();
         let client = servers.admin_client().await.unwrap();
-        let options = Options { scheduler_names: vec!["phalanx".to_owned()], ..Options::default() };
+        let options = Options {
+            scheduler_names: vec!["phalanx".to_owned()],
+            namespace: namespace.clone(),
+            ..Options::default()
+        };
         let leads = Arc::new(AtomicBool::new(true));
         let may_write = Arc::clone(&leads);
         let writes = Writes::new(WriteParts {
@@ -356,7 +361,7 @@ async fn who_does_not_lead_writes_nothing() {
     let before = bench.proxy.all_writes();
     bench.leads.store(false, Ordering::Relaxed);
     let fence = Command::FenceWrite { pod: uid(&pod), name: bench.name("a"), term: TERM };
-    let plan = Command::WritePlan(Box::new(plan(&bench, "gang", "u", 1)));
+    let plan = bench.written("gang", 1);
     for command in [bench.bind(&pod), bench.evict(&pod), fence, plan] {
         assert_eq!(bench.outcome(command).await, Outcome::Unknown);
     }
@@ -383,30 +388,207 @@ fn plan(bench: &Bench, gang: &str, uid: &str, term: u64) -> GangPlan {
     }
 }
 
+impl Bench {
+    /// Plans in the object that holds this gang's, from the API server.
+    async fn plans_beside(&self, gang: &str) -> Vec<GangPlan> {
+        let reading = self.api.reading();
+        let Ok(object) = self.api.get(&plan_key(&reading, &self.name(gang))).await else { return Vec::new() };
+        let plans = plans_of_object(&reading, &object);
+        assert_eq!(plans.warnings, Vec::<String>::new());
+        plans.found
+    }
+
+    /// Names of so many gangs whose plans are in one object.
+    fn together(&self, count: usize) -> Vec<String> {
+        let number = |gang: &String| number_of(&self.name(gang));
+        let names = (0..).map(|number| format!("gang-{number}"));
+        names.filter(|name| number(name) == number(&"gang-0".to_owned())).take(count).collect()
+    }
+
+    /// Asks for all of it at once, and gives what came of each, in this order.
+    async fn all(&mut self, commands: impl IntoIterator<Item = Command>) -> Vec<Outcome> {
+        let first = self.next + 1;
+        for command in commands {
+            self.queue(command).await;
+        }
+        let mut outcomes = BTreeMap::new();
+        for _ in first..=self.next {
+            let Event::ActionDone { action, outcome } = self.outcomes.recv().await.unwrap() else { panic!() };
+            outcomes.insert(action, outcome);
+        }
+        outcomes.into_values().collect()
+    }
+
+    fn written(&self, gang: &str, term: u64) -> Command {
+        Command::WritePlan(Box::new(plan(self, gang, "uid", term)))
+    }
+
+    fn removed(&self, gang: &str, term: u64) -> Command {
+        Command::DeletePlan { gang: self.name(gang), term }
+    }
+}
+
 #[tokio::test]
 async fn plans_are_made_adopted_and_removed_by_compare_and_swap() {
     let mut bench = Bench::new().await;
-    let group = bench.create(Kind::PodGroup, "gang", json!({ "minMember": 1 })).await;
-    let of =
-        |bench: &Bench, term| Command::WritePlan(Box::new(plan(bench, "gang", &group.metadata.uid, term)));
-    let key = bench.key(Kind::GangPlan, "gang");
+    let key = plan_key(&bench.api.reading(), &bench.name("gang"));
     // Its answer was lost; the second try finds it.
     bench.proxy.spoil(1, Method::POST, "/gangplans", Spoil::Cut);
-    assert_eq!(bench.outcome(of(&bench, 5)).await, Outcome::Unknown);
-    assert_eq!(bench.outcome(of(&bench, 5)).await, Outcome::Done);
-    let stored = bench.api.get(&key).await.unwrap();
-    assert_eq!(stored.metadata.owner.as_ref().unwrap().uid, group.metadata.uid);
-    assert_eq!(plan_of_object(&stored), Ok(plan(&bench, "gang", &group.metadata.uid, 5)));
-    assert_eq!(bench.outcome(of(&bench, 6)).await, Outcome::Done);
-    assert_eq!(bench.outcome(of(&bench, 5)).await, Outcome::Conflict, "a later leader's plan stays");
-    let removal = |bench: &Bench, term| Command::DeletePlan { gang: bench.name("gang"), term };
-    assert_eq!(bench.outcome(removal(&bench, 5)).await, Outcome::Conflict);
-    assert_eq!(bench.outcome(removal(&bench, 6)).await, Outcome::Done);
-    assert_eq!(bench.outcome(removal(&bench, 6)).await, Outcome::NotFound);
+    assert_eq!(bench.outcome(bench.written("gang", 5)).await, Outcome::Unknown);
+    assert_eq!(bench.outcome(bench.written("gang", 5)).await, Outcome::Done);
+    assert_eq!(bench.plans_beside("gang").await, [plan(&bench, "gang", "uid", 5)]);
+    assert_eq!(bench.outcome(bench.written("gang", 6)).await, Outcome::Done);
+    assert_eq!(
+        bench.outcome(bench.written("gang", 5)).await,
+        Outcome::Conflict,
+        "a later leader's plan stays"
+    );
+    assert_eq!(bench.outcome(bench.removed("gang", 5)).await, Outcome::Conflict);
+    assert_eq!(bench.outcome(bench.removed("gang", 6)).await, Outcome::Done);
+    assert_eq!(bench.outcome(bench.removed("gang", 6)).await, Outcome::NotFound);
     // Removed right after it was written: what was seen a moment ago must not say that there is nothing to remove.
-    assert_eq!(bench.outcome(of(&bench, 6)).await, Outcome::Done);
-    assert_eq!(bench.outcome(removal(&bench, 6)).await, Outcome::Done);
+    assert_eq!(bench.outcome(bench.written("gang", 6)).await, Outcome::Done);
+    assert_eq!(bench.outcome(bench.removed("gang", 6)).await, Outcome::Done);
     assert!(matches!(bench.api.get(&key).await, Err(ApiError::NotFound(_))));
+}
+
+#[tokio::test]
+async fn plans_that_wait_are_one_write_without_a_look_before_it() {
+    let mut bench = Bench::new().await;
+    let gangs = bench.together(24);
+    // The first goes at once; the others gather while it is under way.
+    bench.proxy.spoil(1, Method::POST, "/gangplans", Spoil::Late(Duration::from_millis(300)));
+    let writes: Vec<Command> = gangs.iter().map(|gang| bench.written(gang, 5)).collect();
+    assert_eq!(bench.all(writes).await, vec![Outcome::Done; 24]);
+    assert_eq!(bench.plans_beside(&gangs[0]).await.len(), 24);
+    let all = bench.proxy.all_writes();
+    let methods: Vec<&Method> = all.iter().map(|(method, _)| method).collect();
+    assert_eq!(methods, [Method::POST, Method::PATCH], "{all:?}");
+    // What is watched lags behind: the writer knows what it has written. One look is the test's.
+    assert_eq!(bench.proxy.count(&Method::GET, "/gangplans/"), 1);
+    let removals: Vec<Command> = gangs[..20].iter().map(|gang| bench.removed(gang, 5)).collect();
+    assert_eq!(bench.all(removals).await, vec![Outcome::Done; 20]);
+    let rest: Vec<Command> = gangs[20..].iter().map(|gang| bench.removed(gang, 5)).collect();
+    assert_eq!(bench.all(rest).await, vec![Outcome::Done; 4]);
+    assert_eq!(bench.plans_beside(&gangs[0]).await, []);
+    assert!(bench.proxy.all_writes().len() <= 6, "{:?}", bench.proxy.all_writes());
+    // The object is gone, and the mirror may not know yet.
+    let before = bench.proxy.count(&Method::GET, "/gangplans/");
+    assert_eq!(bench.outcome(bench.written(&gangs[0], 5)).await, Outcome::Done);
+    assert_eq!(bench.proxy.count(&Method::GET, "/gangplans/"), before);
+}
+
+#[tokio::test]
+async fn two_hundred_gangs_that_are_committed_at_one_time_take_few_writes() {
+    let mut bench = Bench::new().await;
+    let gangs: Vec<String> = (0..200).map(|number| format!("gang-{number}")).collect();
+    let writes: Vec<Command> = gangs.iter().map(|gang| bench.written(gang, 5)).collect();
+    assert_eq!(bench.all(writes).await, vec![Outcome::Done; 200]);
+    let planned = bench.proxy.all_writes().len();
+    let removals: Vec<Command> = gangs.iter().map(|gang| bench.removed(gang, 5)).collect();
+    assert_eq!(bench.all(removals).await, vec![Outcome::Done; 200]);
+    let removed = bench.proxy.all_writes().len() - planned;
+    println!("200 plans in {planned} writes, 200 removals in {removed}");
+    assert!(planned <= 60 && removed <= 60, "{planned} writes of plans, {removed} for their removal");
+}
+
+#[tokio::test]
+async fn whatever_becomes_of_a_write_of_several_plans_a_second_try_leads_to_all_of_them() {
+    let mut bench = Bench::new().await;
+    let gangs = bench.together(9);
+    for (number, (method, spoil, outcome)) in [
+        (Method::PATCH, Spoil::Cut, Outcome::Unknown),
+        (Method::PATCH, Spoil::Late(TIME_OUT * 3), Outcome::Unknown),
+        (Method::PATCH, Spoil::Swallow, Outcome::Unknown),
+        (Method::PATCH, Spoil::Answer(500, "etcdserver: leader changed"), Outcome::Unknown),
+        (Method::PATCH, Spoil::Answer(409, "the object has been modified"), Outcome::Done),
+        (Method::PATCH, Spoil::Busy(1), Outcome::Done),
+        // All at once it is refused; one by one they are taken.
+        (Method::PATCH, Spoil::Answer(422, "not now"), Outcome::Done),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let term = 5 + number as u64;
+        let writes = |bench: &Bench| gangs.iter().map(|gang| bench.written(gang, term)).collect::<Vec<_>>();
+        assert_eq!(bench.outcome(bench.written("gang-0", term)).await, Outcome::Done);
+        bench.proxy.spoil(1, method, "/gangplans", spoil.clone());
+        // One is under way while the others gather, so that they are one write.
+        let outcomes = bench.all(writes(&bench)).await;
+        assert!(
+            outcomes.iter().all(|one| *one == outcome || *one == Outcome::Done),
+            "{spoil:?}: {outcomes:?}"
+        );
+        assert_eq!(outcomes.contains(&Outcome::Unknown), outcome == Outcome::Unknown, "{spoil:?}");
+        assert_eq!(bench.all(writes(&bench)).await, vec![Outcome::Done; 9], "{spoil:?}");
+        let mut stored = bench.plans_beside("gang-0").await;
+        stored.sort_by_key(|plan| plan.gang.clone());
+        let mut expected: Vec<GangPlan> = gangs.iter().map(|gang| plan(&bench, gang, "uid", term)).collect();
+        expected.sort_by_key(|plan| plan.gang.clone());
+        assert_eq!(stored, expected, "{spoil:?}");
+    }
+    // The same for the removal of all.
+    for spoil in [Spoil::Cut, Spoil::Swallow, Spoil::Answer(409, "modified")] {
+        let removals = |bench: &Bench| gangs.iter().map(|gang| bench.removed(gang, 20)).collect::<Vec<_>>();
+        let writes: Vec<Command> = gangs.iter().map(|gang| bench.written(gang, 20)).collect();
+        assert_eq!(bench.all(writes).await, vec![Outcome::Done; 9]);
+        bench.proxy.spoil(1, Method::DELETE, "/gangplans", spoil.clone());
+        bench.all(removals(&bench)).await;
+        let again = bench.all(removals(&bench)).await;
+        assert!(
+            again.iter().all(|one| matches!(one, Outcome::Done | Outcome::NotFound)),
+            "{spoil:?}: {again:?}"
+        );
+        assert_eq!(bench.plans_beside("gang-0").await, [], "{spoil:?}");
+    }
+}
+
+#[tokio::test]
+async fn two_leaders_write_one_object_and_lose_nothing_of_each_other() {
+    let mut bench = Bench::new().await;
+    let gangs = bench.together(6);
+    let [first, second] = [&gangs[..3], &gangs[3..]];
+    // Another one writes between what this one saw and its write: a writer of its own, which knows nothing of the first.
+    let (sender, mut outcomes) = mpsc::channel(64);
+    let limits = Limits::kubernetes(TIME_OUT * 2, Pace::default());
+    let metrics = Arc::new(Metrics::default());
+    let other = start_with(limits, bench.api.clone(), 8, sender, metrics, Clock::start());
+    for round in 0..10 {
+        for (id, gang) in (0..).zip(second) {
+            let action = Action { id: ActionId(id), command: bench.written(gang, 7 + round) };
+            other.queue.send(action).await.unwrap();
+        }
+        let late: Vec<Command> = gangs.iter().map(|gang| bench.written(gang, 6)).collect();
+        let outcomes_here = bench.all(late).await;
+        assert_eq!(outcomes_here[..3], [Outcome::Done, Outcome::Done, Outcome::Done]);
+        for _ in second {
+            let Some(Event::ActionDone { outcome, .. }) = outcomes.recv().await else { panic!() };
+            assert_eq!(outcome, Outcome::Done, "the later one is not held up");
+        }
+        let stored: BTreeMap<String, u64> = bench
+            .plans_beside("gang-0")
+            .await
+            .into_iter()
+            .map(|plan| (plan.gang.name.to_string(), plan.term))
+            .collect();
+        let expected = first.iter().map(|gang| (gang.clone(), 6));
+        let expected = expected.chain(second.iter().map(|gang| (gang.clone(), 7 + round)));
+        assert_eq!(stored, expected.collect(), "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn a_plan_of_an_earlier_version_is_removed_with_the_gangs_own() {
+    let mut bench = Bench::new().await;
+    let spec = serde_json::to_value(GangPlan { pods: Vec::new(), ..plan(&bench, "old", "uid", 6) }).unwrap();
+    let key = bench.create(Kind::GangPlan, "old", spec).await.key();
+    bench.seen(&key).await;
+    assert_eq!(plans_of_object(&bench.api.reading(), &bench.api.get(&key).await.unwrap()).found.len(), 1);
+    assert_eq!(bench.outcome(bench.written("old", 5)).await, Outcome::Conflict);
+    assert_eq!(bench.outcome(bench.written("old", 7)).await, Outcome::Done);
+    assert_eq!(bench.outcome(bench.removed("old", 7)).await, Outcome::Done);
+    assert!(matches!(bench.api.get(&key).await, Err(ApiError::NotFound(_))));
+    assert_eq!(bench.plans_beside("old").await, []);
 }
 
 fn gang_status(phase: GangPhase, running: u32) -> GangStatus {

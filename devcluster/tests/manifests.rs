@@ -118,10 +118,17 @@ async fn jobs_keep_their_templates_and_wrong_values_are_named() {
     create(&servers, batch, "Job", json!({"metadata": {"name": "whole"}, "spec": job})).await.unwrap();
     assert_eq!(get(&servers, "vcjob/whole").await["spec"], job);
 
-    let plan = json!({"term": 7, "pods": [{"pod": "u", "gpus": ["GPU-1"]}], "a_field_of_tomorrow": [1]});
+    let plan = json!({
+        "term": 7, "gangs": 1, "a_field_of_tomorrow": [1],
+        "plans": {"a/b": {"uid": "u", "term": 7, "deadline": 1, "nodes": ["n"], "pods": ["p 0 - =u -"], "more": {}}},
+    });
     let object = json!({"metadata": {"name": "whole"}, "spec": plan});
     create(&servers, "phalanx.dev/v1alpha1", "GangPlan", object).await.unwrap();
     assert_eq!(get(&servers, "gplan/whole").await["spec"], plan);
+    // Who wrote it last is not noted for each field of each gang.
+    let all = ["-n", "manifests", "get", "gplan/whole", "-o", "json", "--show-managed-fields"];
+    let all: Value = serde_json::from_str(&servers.kubectl(&all).await.unwrap()).unwrap();
+    assert_eq!(all["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]["f:plans"], json!({}), "{all}");
 
     for (version, kind, spec, named) in [
         ("scheduling.volcano.sh/v1beta1", "Queue", json!({"weight": 0}), "spec.weight"),

@@ -94,6 +94,7 @@ fn columns_are_those_people_look_at() {
     assert_eq!(columns("podgroups", 0), ["STATUS", "MINMEMBER", "RUNNINGS", "AGE"]);
     assert_eq!(columns("podgroups", 1), ["STATUS", "MINMEMBER", "RUNNINGS", "AGE", "QUEUE"]);
     assert_eq!(columns("jobs", 0), ["STATUS", "MINAVAILABLE", "RUNNINGS", "AGE"]);
+    assert_eq!(columns("gangplans", 0), ["GANGS", "TERM", "AGE"]);
     let queue = ["PARENT", "STATE", "WEIGHT", "PENDING", "INQUEUE", "RUNNING", "AGE"];
     assert_eq!(columns("queues", 0), queue);
 }

@@ -18,6 +18,7 @@ use crate::core::{Core, Pending, Timer};
 use crate::gang::GangKey;
 use crate::lease::{Lease, devices};
 use crate::phase::{BindState, Member, Phase, Round, Step};
+use crate::terms::is_believable;
 
 impl Core {
     /// Everything stored is known.
@@ -35,10 +36,12 @@ impl Core {
             self.adopt(*key, uid);
         }
         let plans = std::mem::take(&mut self.plans_found);
-        let planned: BTreeSet<GangKey> = plans.iter().filter_map(|plan| self.gangs.key(&plan.gang)).collect();
         self.go_above_stored(&plans, actions);
-        for plan in plans {
-            self.resume_plan(&plan, actions);
+        let plans = self.newest_plans(plans);
+        let planned: BTreeSet<GangKey> =
+            plans.values().filter_map(|plan| self.key_of_uid(&plan.gang, &plan.gang_uid)).collect();
+        for plan in plans.values() {
+            self.resume_plan(plan, actions);
         }
         for key in bound.into_iter().map(|(key, _)| key).collect::<BTreeSet<GangKey>>() {
             let has_plan = planned.contains(&key);
@@ -51,6 +54,24 @@ impl Core {
             self.reconcile(node, reports, actions);
         }
         self.touched.extend(self.gangs.gangs.keys().copied());
+    }
+
+    /// One plan for each gang. Where two are stored the one of the later term counts: the other one was left behind by an
+    /// earlier version of the program, and goes when this one does.
+    fn newest_plans(&self, plans: Vec<GangPlan>) -> BTreeMap<GangName, GangPlan> {
+        let rank = |plan: &GangPlan| (is_believable(plan.term, self.term.counter), plan.term);
+        let mut newest: BTreeMap<GangName, GangPlan> = BTreeMap::new();
+        for plan in plans {
+            if newest.get(&plan.gang).is_none_or(|other| rank(other) <= rank(&plan)) {
+                newest.insert(plan.gang.clone(), plan);
+            }
+        }
+        newest
+    }
+
+    /// The gang of this name, where its PodGroup is this very one.
+    fn key_of_uid(&self, name: &GangName, uid: &str) -> Option<GangKey> {
+        self.gangs.key(name).filter(|key| *self.gangs.gangs[key].spec.uid == *uid)
     }
 
     /// A bound pod whose PodGroup is gone and that runs keeps its lease until it ends, as it would have without a
@@ -141,8 +162,7 @@ impl Core {
     /// Rolls a committed plan forward. Pods that are not bound are fenced first, so that no Binding of
     /// an earlier life can reach them late.
     pub(crate) fn resume_plan(&mut self, plan: &GangPlan, actions: &mut Vec<Action>) {
-        let key = self.gangs.key(&plan.gang);
-        let same = key.filter(|key| self.gangs.gangs[key].spec.uid == plan.gang_uid);
+        let same = self.key_of_uid(&plan.gang, &plan.gang_uid);
         let open: Vec<&PlannedPod> = plan
             .pods
             .iter()

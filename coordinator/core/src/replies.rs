@@ -215,7 +215,7 @@ impl Core {
 
     /// What came of making the plan of an earlier leader ours. Until it is, nothing is bound.
     fn plan_adopted(&mut self, key: GangKey, outcome: &Outcome, now: Time) {
-        // The plan of a gang whose PodGroup is gone goes with it, and cannot be written any more.
+        // A plan says nothing to a later leader once its PodGroup is gone.
         let is_lost = self.gangs.gangs.get(&key).is_none_or(|gang| gang.deleted);
         let Some(round) = self.round_mut(key) else { return };
         round.plan_write = None;

@@ -52,7 +52,7 @@ impl Core {
         self.has_minimum(key, &[])
     }
 
-    /// True for the gang of a lone pod: a plan goes with its PodGroup, and there is none. One pod is all that it ever needs,
+    /// True for the gang of a lone pod: a plan is made for a PodGroup, and there is none. One pod is all that it ever needs,
     /// so that no half of it can be left that a later leader had to bring to its end.
     pub(crate) fn needs_no_plan(&self, key: GangKey) -> bool {
         let Some(gang) = self.gangs.gangs.get(&key) else { return false };

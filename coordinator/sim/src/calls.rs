@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use phalanx_common::ids::{ActionId, GangName, PodUid, Term};
 use phalanx_coordinator::api::faults::{Call, Fault};
 use phalanx_coordinator::api::{ApiError, Kind, Mutation, ObjectKey, Preconditions};
-use phalanx_coordinator::convert::plan::{plan_key, plan_removal, plan_write};
+use phalanx_coordinator::convert::plan::{PlanChange, decide, plan_key};
 use phalanx_coordinator::convert::status::{pod_group_status, queue_status};
 use phalanx_coordinator::convert::{self, Reading, outcome_of};
 use phalanx_coordinator::metrics::{command_name, outcome_name};
@@ -156,21 +156,8 @@ impl World {
                 }
                 Landed::Over(Some(event))
             }
-            Command::WritePlan(plan) => {
-                let stored = self.api.store.get(&plan_key(&plan.gang)).ok();
-                match plan_write(stored.as_deref(), &plan) {
-                    Ok(Some(mutation)) => Landed::Second(Box::new(mutation)),
-                    Ok(None) => Landed::Over(Some(done(id, &Ok(())))),
-                    Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
-                }
-            }
-            Command::DeletePlan { gang, term } => {
-                let stored = self.api.store.get(&plan_key(&gang));
-                match stored.and_then(|stored| plan_removal(&stored, term)) {
-                    Ok(mutation) => Landed::Second(Box::new(mutation)),
-                    Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
-                }
-            }
+            Command::WritePlan(plan) => self.change_plan(id, PlanChange::Write(plan)),
+            Command::DeletePlan { gang, term } => self.change_plan(id, PlanChange::Remove { gang, term }),
             command => match self.mutation(command) {
                 // As the writer does: a status that is there already is not written again.
                 Ok(Mutation::UpdateStatus { key, status, .. })
@@ -181,6 +168,18 @@ impl World {
                 Ok(mutation) => self.finish_call(id, flight, fault, mutation),
                 Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
             },
+        }
+    }
+
+    /// Looks at the object that holds a gang's plan, and decides by it. Each change is a write of its own here, so that
+    /// more of them meet.
+    fn change_plan(&self, id: ActionId, change: PlanChange) -> Landed {
+        let key = plan_key(&Reading::default(), change.gang());
+        let stored = self.api.store.get(&key).ok();
+        let decided = decide(&key, stored.as_deref(), &[change]);
+        match decided.mutation {
+            Some(mutation) => Landed::Second(Box::new(mutation)),
+            None => Landed::Over(Some(done(id, decided.answers.first().unwrap_or(&Ok(()))))),
         }
     }
 

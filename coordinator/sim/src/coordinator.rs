@@ -7,7 +7,7 @@ use phalanx_common::ids::{ClusterId, GangName, NodeName, PodUid, QueueName, Term
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, LeaseState, ToAgent, VERSION};
 use phalanx_coordinator::agents::PodReport;
-use phalanx_coordinator::convert::{self, Reading};
+use phalanx_coordinator::convert::{self, PlansTold, Reading};
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
 use phalanx_core::{Core, invariants};
@@ -57,6 +57,8 @@ pub(crate) struct Process {
     pub(crate) kubelet: Kubelet,
     /// Actions that wait, by lane; the first of each is on its way.
     pub(crate) lanes: BTreeMap<Lane, VecDeque<Action>>,
+    /// Plans that its core was told of.
+    plans: PlansTold,
     follower: Follower,
     /// Connections by number, and the newest of each node.
     sessions: BTreeMap<u64, u64>,
@@ -93,6 +95,14 @@ impl World {
         let (follower, objects) = Follower::start(&self.api.store);
         let kubelet = Kubelet::start(&self.api.store);
         let clock = self.draw_clock();
+        let mut plans = PlansTold::default();
+        let stored: Vec<Event> = objects
+            .iter()
+            .flat_map(|object| {
+                let event = convert::event_of_object(&Reading::default(), object).event;
+                event.into_iter().chain(plans.object(&Reading::default(), object).0)
+            })
+            .collect();
         let process = Process {
             incarnation,
             clock,
@@ -101,6 +111,7 @@ impl World {
             core: Core::new(self.settings.clone()),
             kubelet,
             lanes: BTreeMap::new(),
+            plans,
             follower,
             sessions: BTreeMap::new(),
             newest: BTreeMap::new(),
@@ -113,10 +124,6 @@ impl World {
         self.processes.insert(incarnation, process);
         self.log.line(self.now, format_args!("coordinator starts, term {term}, {} objects", objects.len()));
         self.log.count("coordinator start");
-        let stored: Vec<Event> = objects
-            .iter()
-            .filter_map(|object| convert::event_of_object(&Reading::default(), object).event)
-            .collect();
         let events = std::iter::once(Event::Started { term }).chain(stored).chain([Event::Synced]);
         let mut actions = Vec::new();
         for event in events {
@@ -328,7 +335,10 @@ impl World {
         }
         let mut actions = Vec::new();
         for change in &changes {
-            if let Some(event) = convert::event_of_change(&Reading::default(), change).event {
+            let event = convert::event_of_change(&Reading::default(), change).event;
+            let Some(process) = self.processes.get_mut(&incarnation) else { return };
+            let found = process.plans.change(&Reading::default(), change).0;
+            for event in event.into_iter().chain(found) {
                 self.record(incarnation, event, &mut actions);
             }
         }

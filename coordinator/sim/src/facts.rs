@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::{GangSpec, PodPhase};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid};
+use phalanx_common::plan::GangPlan;
 use phalanx_common::resources::Resources;
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
@@ -139,8 +140,10 @@ pub struct Facts {
     pub jobs: BTreeMap<String, bool>,
     /// Pods by UID that have no gang yet.
     pub loose: BTreeSet<PodUid>,
-    /// Gangs that have a GangPlan object, with its binding deadline by the clock of the coordinator that wrote it.
+    /// Gangs that have a plan, with its binding deadline by the clock of the coordinator that wrote it.
     pub plans: BTreeMap<GangName, Time>,
+    /// The gangs of each object of plans.
+    pub planned: BTreeMap<ObjectKey, BTreeSet<GangName>>,
     /// When a lease was asked for the first time: then its pod was given its place.
     pub decided: BTreeMap<LeaseId, Time>,
     /// Ceilings of queues.
@@ -197,7 +200,7 @@ impl Facts {
                         self.pods.remove(&PodUid::from(uid.as_str()));
                     }
                     Kind::Job => drop(self.jobs.remove(uid)),
-                    Kind::GangPlan => drop(self.plans.remove(&name)),
+                    Kind::GangPlan => self.plans_applied(key, Vec::new()),
                     Kind::Queue => {
                         self.capability.remove(&key.name);
                         self.queue_status.remove(&key.name);
@@ -218,9 +221,9 @@ impl Facts {
             self.loose.insert(PodUid::from(object.metadata.uid.as_str()));
         }
         if object.kind == Kind::GangPlan {
-            let gang = GangName::new(&object.metadata.namespace, &object.metadata.name);
-            let deadline = convert::plan_of_object(object).map_or(Time(0), |plan| plan.binding_deadline);
-            self.plans.insert(gang, deadline);
+            let plans = convert::plans_of_object(&Reading::default(), object);
+            assert_eq!(plans.warnings, Vec::<String>::new());
+            self.plans_applied(&object.key(), plans.found);
             return;
         }
         match convert::event_of_object(&Reading::default(), object).event {
@@ -240,6 +243,17 @@ impl Facts {
             }
             Some(Event::PodApplied(pod)) => self.pod_applied(object, *pod),
             _ => {}
+        }
+    }
+
+    /// These are the plans of an object now.
+    fn plans_applied(&mut self, key: &ObjectKey, plans: Vec<GangPlan>) {
+        for gang in self.planned.remove(key).unwrap_or_default() {
+            self.plans.remove(&gang);
+        }
+        for plan in plans {
+            self.planned.entry(key.clone()).or_default().insert(plan.gang.clone());
+            self.plans.insert(plan.gang, plan.binding_deadline);
         }
     }
 

@@ -252,7 +252,7 @@ async fn remove<A: Api>(parts: &AdminParts<A>, key: &ObjectKey) -> Result<Arc<Ob
         Kind::Queue => check_queue(parts, key).await?,
         Kind::GangPlan => {
             return Err(ApiError::Conflict(format!(
-                "{key} records where a gang was placed and is the coordinator's own: delete the gang instead"
+                "{key} records where gangs are placed and is the coordinator's own: delete the gang instead"
             )));
         }
         _ => {}

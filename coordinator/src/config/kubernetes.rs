@@ -9,10 +9,9 @@ use phalanx_kubernetes::election::LeaseTimes;
 use phalanx_text::Values;
 use phalanx_text::settings::shown;
 
+use crate::convert::OWN_NAMESPACE;
 use crate::manifest::names::{SCHEDULER_PHALANX, label_problem};
 
-/// Namespace of everything that is Phalanx's own, when nothing else is said.
-const DEFAULT_NAMESPACE: &str = "phalanx-system";
 /// Least time between the moment when a leader stops and the moment when the next one may begin: its last requests are
 /// answered, or given up, in between.
 const LAST_ANSWER: Duration = Duration::from_millis(500);
@@ -111,7 +110,7 @@ fn namespace(values: &mut Values) -> String {
     let expected = "1 to 63 of a-z, 0-9 and '-', with a letter or digit at both ends";
     text(values, "namespace", expected, |text| label_problem(text).is_none())
         .or_else(|| from_environment("POD_NAMESPACE"))
-        .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
+        .unwrap_or_else(|| OWN_NAMESPACE.to_owned())
 }
 
 fn identity(values: &mut Values) -> String {

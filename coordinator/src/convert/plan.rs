@@ -1,103 +1,273 @@
 //! Plans as objects, and the writes that keep them: what a later leader has written stays, whoever is late.
+//!
+//! Eight objects hold the plans of all gangs. The gang's name says which one, so that whatever is written of a gang,
+//! by whichever leader, meets the same object: its version is what an overtaken write fails on. An object is there as
+//! long as a plan is in it.
 
-use phalanx_common::ids::{GangName, LeaseId};
+use phalanx_common::ids::GangName;
 use phalanx_common::plan::GangPlan;
 use phalanx_core::is_believable;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use crate::api::apply::merge;
-use crate::api::{ApiError, Kind, Mutation, Object, ObjectKey, Owner};
+use self::entry::Entry;
+use super::Reading;
+use crate::api::{ApiError, Kind, Mutation, Object, ObjectKey};
 
-/// Key of a gang's plan.
+pub mod earlier;
+mod entry;
+mod told;
+
+pub use self::told::PlansTold;
+
+/// Objects that hold plans. Never changed: leaders of two versions must look into the same object.
+pub const OBJECTS: u8 = 8;
+/// Plans in an object have at most so many bytes, about: etcd takes 1.5 MiB, and each write sends all of it to those who
+/// watch.
+pub const MOST_BYTES: usize = 1024 * 1024;
+
+const PLANS: &str = "plans";
+const GANGS: &str = "gangs";
+const TERM: &str = "term";
+
+/// What is to become of a gang's plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanChange {
+    /// This is the plan.
+    Write(Box<GangPlan>),
+    /// It has none any more.
+    Remove {
+        /// The gang.
+        gang: GangName,
+        /// Counter of the leader's term.
+        term: u64,
+    },
+}
+
+impl PlanChange {
+    /// Whose plan it is.
+    #[must_use]
+    pub fn gang(&self) -> &GangName {
+        match self {
+            Self::Write(plan) => &plan.gang,
+            Self::Remove { gang, .. } => gang,
+        }
+    }
+}
+
+/// Number of the object that holds a gang's plan: FNV-1a of its name, stirred, because names of gangs differ in their last
+/// letters only.
 #[must_use]
-pub fn plan_key(gang: &GangName) -> ObjectKey {
-    ObjectKey::new(Kind::GangPlan, &gang.namespace, &gang.name)
+pub fn number_of(gang: &GangName) -> u8 {
+    const START: u64 = 0xcbf2_9ce4_8422_2325;
+    const FACTOR: u64 = 0x0100_0000_01b3;
+    const STIR: u64 = 0xff51_afd7_ed55_8ccd;
+    let bytes = gang.namespace.bytes().chain([b'/']).chain(gang.name.bytes());
+    let hash = bytes.fold(START, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FACTOR));
+    let stirred = (hash ^ hash >> 33).wrapping_mul(STIR);
+    ((stirred >> 33) % u64::from(OBJECTS)) as u8
 }
 
-/// The object a plan is stored as; it goes when its PodGroup goes.
-///
-/// # Errors
-/// The plan cannot be written as JSON.
-pub fn plan_object(plan: &GangPlan) -> Result<Object, ApiError> {
-    let mut object = Object::new(Kind::GangPlan, &plan.gang.namespace, &plan.gang.name);
-    object.metadata.owner = Some(Owner {
-        kind: Kind::PodGroup,
-        name: plan.gang.name.to_string(),
-        uid: plan.gang_uid.to_string(),
+/// Key of the object of this number.
+#[must_use]
+pub fn key_of_number(reading: &Reading, number: u8) -> ObjectKey {
+    ObjectKey::new(Kind::GangPlan, reading.namespace(), &format!("plans-{number}"))
+}
+
+/// Key of the object that holds a gang's plan.
+#[must_use]
+pub fn plan_key(reading: &Reading, gang: &GangName) -> ObjectKey {
+    key_of_number(reading, number_of(gang))
+}
+
+/// Bytes of a plan as it is stored, about.
+#[must_use]
+pub fn text_bytes(plan: &GangPlan) -> usize {
+    entry::text_bytes(plan)
+}
+
+/// Plans of an object, and what of it cannot be read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plans {
+    /// Those that can be read.
+    pub found: Vec<GangPlan>,
+    /// Object, field and problem of the others.
+    pub warnings: Vec<String>,
+}
+
+/// Reads all plans of an object.
+#[must_use]
+pub fn plans_of_object(reading: &Reading, object: &Object) -> Plans {
+    let mut plans = Plans::default();
+    let mut take = |read: Result<GangPlan, String>| match read {
+        Ok(plan) => plans.found.push(plan),
+        Err(warning) => plans.warnings.push(warning),
+    };
+    if earlier::is_earlier(object) {
+        take(earlier::plan_of_object(object));
+    }
+    match object.spec.get(PLANS).filter(|entries| !entries.is_null()) {
+        Some(Value::Object(entries)) => {
+            entries.iter().for_each(|(name, entry)| take(read_entry(reading, object, name, entry)));
+        }
+        Some(other) => take(Err(format!(
+            "{}: spec.{PLANS}: must be an object, found {other}; its plans are left out",
+            object.key()
+        ))),
+        None => {}
+    }
+    plans
+}
+
+/// A gang's plan in an object.
+#[must_use]
+pub fn plan_in(reading: &Reading, object: &Object, gang: &GangName) -> Option<GangPlan> {
+    let name = gang.to_string();
+    read_entry(reading, object, &name, object.spec.get(PLANS)?.get(&name)?).ok()
+}
+
+fn read_entry(reading: &Reading, object: &Object, name: &str, entry: &Value) -> Result<GangPlan, String> {
+    let wrong =
+        |problem: String| format!("{}: spec.{PLANS}[{name}]{problem}; the plan is left out", object.key());
+    let (namespace, group) =
+        name.split_once('/').ok_or_else(|| wrong(": the name must be NAMESPACE/PODGROUP".to_owned()))?;
+    let gang = GangName::new(namespace, group);
+    // Nobody would find it there, to replace or to remove it.
+    let key = plan_key(reading, &gang);
+    if object.key() != key {
+        return Err(wrong(format!(": belongs into {key}")));
+    }
+    let entry: Entry = serde::Deserialize::deserialize(entry).map_err(|error| wrong(format!(": {error}")))?;
+    entry.plan(gang).map_err(|problem| wrong(format!(".{problem}")))
+}
+
+/// What is decided of changes.
+#[derive(Clone, Debug)]
+pub struct Decided {
+    /// The one write that does all of them; it carries UID and resourceVersion of the stored object. `None` where it is
+    /// as it shall be already.
+    pub mutation: Option<Mutation>,
+    /// What came of each change if that write is done.
+    pub answers: Vec<Result<(), ApiError>>,
+}
+
+/// Decides how changes of plans, in this order, become one write to the object of this key.
+#[must_use]
+pub fn decide<'a>(
+    key: &ObjectKey,
+    stored: Option<&Object>,
+    changes: impl IntoIterator<Item = &'a PlanChange>,
+) -> Decided {
+    let before = stored.and_then(|stored| stored.spec.get(PLANS)).and_then(Value::as_object);
+    let mut plans = before.cloned().unwrap_or_default();
+    let mut bytes: usize = plans.iter().map(|(name, entry)| entry_bytes(name, entry)).sum();
+    let answers = changes.into_iter().map(|change| match change {
+        PlanChange::Write(plan) => put(key, &mut plans, &mut bytes, plan),
+        PlanChange::Remove { gang, term } => remove(key, &mut plans, &mut bytes, gang, *term),
     });
-    let invalid = |error| ApiError::Invalid(format!("{}: cannot be written: {error}", object.key()));
-    let mut spec = serde_json::to_value(plan).map_err(invalid)?;
-    for (stored, pod) in pods_of(&mut spec).zip(&plan.pods) {
-        if let Some(lease) = pod.lease {
-            stored.insert(LEASE.to_owned(), Value::String(lease.to_string()));
+    let answers = answers.collect();
+    let is_same = before.map_or(plans.is_empty(), |before| *before == plans);
+    let mutation = match stored {
+        None if plans.is_empty() => None,
+        None => {
+            let mut object = Object::new(Kind::GangPlan, &key.namespace, &key.name);
+            object.spec = spec_with(None, plans);
+            Some(Mutation::Create(Box::new(object)))
         }
-    }
-    object.spec = spec;
-    Ok(object)
-}
-
-/// A lease is stored as text: an API server keeps no whole number above that of 63 bits, it rounds it.
-const LEASE: &str = "lease";
-
-fn pods_of(spec: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>> {
-    let pods = spec.get_mut("pods").and_then(Value::as_array_mut);
-    pods.into_iter().flatten().filter_map(Value::as_object_mut)
-}
-
-/// Reads a stored plan.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn plan_of_object(object: &Object) -> Result<GangPlan, String> {
-    let wrong = |error: String| format!("{}: spec: {error}; the plan is left out", object.key());
-    let mut spec = object.spec.clone();
-    for pod in pods_of(&mut spec) {
-        // Two numbers in a store of an earlier version: those were never an API server's.
-        if let Some(Value::String(text)) = pod.get(LEASE) {
-            let lease: LeaseId = text.parse().map_err(|error| wrong(format!("pods[].{LEASE}: {error}")))?;
-            let lease = serde_json::to_value(lease).map_err(|error| wrong(error.to_string()))?;
-            pod.insert(LEASE.to_owned(), lease);
+        Some(stored) if plans.is_empty() && !earlier::is_earlier(stored) => {
+            Some(Mutation::Delete { key: key.clone(), preconditions: stored.preconditions() })
         }
-    }
-    let plan: GangPlan = serde_json::from_value(spec).map_err(|error| wrong(error.to_string()))?;
-    let named = GangName::new(&object.metadata.namespace, &object.metadata.name);
-    if plan.gang != named {
-        return Err(format!("{}: spec.gang: names {}; the plan is left out", object.key(), plan.gang));
-    }
-    Ok(plan)
-}
-
-/// The write that brings a plan into the place of the stored one; `None` where that is the same already. It
-/// carries UID and resourceVersion of the stored one as preconditions.
-///
-/// # Errors
-/// `Conflict` where the stored one is of a later term; `Invalid` where the plan cannot be written.
-pub fn plan_write(stored: Option<&Object>, plan: &GangPlan) -> Result<Option<Mutation>, ApiError> {
-    let wanted = plan_object(plan)?;
-    let Some(stored) = stored else { return Ok(Some(Mutation::Create(Box::new(wanted)))) };
-    check_term(stored, plan.term)?;
-    Ok(merge(stored, &wanted)?.map(|merged| Mutation::Update(Box::new(merged))))
-}
-
-/// The write that removes a stored plan on behalf of a leader of this term.
-///
-/// # Errors
-/// `Conflict` where the stored one is of a later term.
-pub fn plan_removal(stored: &Object, term: u64) -> Result<Mutation, ApiError> {
-    check_term(stored, term)?;
-    Ok(Mutation::Delete { key: stored.key(), preconditions: stored.preconditions() })
-}
-
-/// A plan that cannot be read, or of a term that nobody can have reached, belongs to nobody.
-fn check_term(stored: &Object, term: u64) -> Result<(), ApiError> {
-    match plan_of_object(stored) {
-        Ok(found) if found.term > term && is_believable(found.term, term) => {
-            Err(ApiError::Conflict(format!(
-                "{} was written under term {}, and this write is of term {term}",
-                stored.key(),
-                found.term
-            )))
+        Some(_) if is_same => None,
+        Some(stored) => {
+            let mut object = stored.clone();
+            object.spec = spec_with(Some(&stored.spec), plans);
+            Some(Mutation::Update(Box::new(object)))
         }
-        Ok(_) | Err(_) => Ok(()),
+    };
+    Decided { mutation, answers }
+}
+
+/// Fields that this version does not know stay.
+fn spec_with(before: Option<&Value>, plans: Map<String, Value>) -> Value {
+    let mut spec = before.and_then(Value::as_object).cloned().unwrap_or_default();
+    let term = plans.values().filter_map(term_of).max();
+    spec.insert(TERM.to_owned(), json!(term));
+    spec.insert(GANGS.to_owned(), json!(plans.len()));
+    spec.insert(PLANS.to_owned(), Value::Object(plans));
+    Value::Object(spec)
+}
+
+fn term_of(entry: &Value) -> Option<u64> {
+    entry.get(TERM).and_then(Value::as_u64)
+}
+
+fn entry_bytes(name: &str, entry: &Value) -> usize {
+    name.len() + entry.to_string().len()
+}
+
+fn put(
+    key: &ObjectKey,
+    plans: &mut Map<String, Value>,
+    bytes: &mut usize,
+    plan: &GangPlan,
+) -> Result<(), ApiError> {
+    let name = plan.gang.to_string();
+    let invalid = |problem: String| ApiError::Invalid(format!("{key}: the plan of gang {name}: {problem}"));
+    let stored = plans.get(&name);
+    check_entry(key, &name, stored, plan.term)?;
+    let entry = serde_json::to_value(Entry::of(plan)).map_err(|error| invalid(error.to_string()))?;
+    let freed = stored.map_or(0, |stored| entry_bytes(&name, stored));
+    let needed = entry_bytes(&name, &entry);
+    if needed > MOST_BYTES {
+        return Err(invalid(format!(
+            "it has {needed} bytes, and at most {MOST_BYTES} are allowed; make the gang smaller"
+        )));
+    }
+    let sum = *bytes - freed.min(*bytes) + needed;
+    if sum > MOST_BYTES {
+        // Those that are in it are removed when their gangs are bound.
+        return Err(ApiError::Storage(format!(
+            "{key}: with the plan of gang {name} it would have {sum} bytes, and at most {MOST_BYTES} are allowed"
+        )));
+    }
+    *bytes = sum;
+    plans.insert(name, entry);
+    Ok(())
+}
+
+fn remove(
+    key: &ObjectKey,
+    plans: &mut Map<String, Value>,
+    bytes: &mut usize,
+    gang: &GangName,
+    term: u64,
+) -> Result<(), ApiError> {
+    let name = gang.to_string();
+    check_entry(key, &name, plans.get(&name), term)?;
+    let Some(entry) = plans.remove(&name) else {
+        return Err(ApiError::NotFound(format!("the plan of gang {name} in {key}")));
+    };
+    *bytes = bytes.saturating_sub(entry_bytes(&name, &entry));
+    Ok(())
+}
+
+/// A plan that cannot be read belongs to nobody.
+fn check_entry(key: &ObjectKey, name: &str, entry: Option<&Value>, term: u64) -> Result<(), ApiError> {
+    match entry.and_then(term_of) {
+        Some(found) => check_term(&format!("the plan of gang {name} in {key}"), found, term),
+        None => Ok(()),
     }
 }
+
+/// A plan of a term that nobody can have reached belongs to nobody.
+fn check_term(what: &str, found: u64, term: u64) -> Result<(), ApiError> {
+    if found > term && is_believable(found, term) {
+        return Err(ApiError::Conflict(format!(
+            "{what} was written under term {found}, and this write is of term {term}"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "plan/tests.rs"]
+mod tests;

@@ -1,4 +1,4 @@
-//! Whose pods are ours.
+//! Whose pods are ours, and where our own objects stand.
 
 use std::sync::Arc;
 
@@ -10,7 +10,11 @@ use crate::manifest::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO};
 pub struct Reading {
     schedulers: Arc<[Arc<str>]>,
     on_kubernetes: bool,
+    namespace: Arc<str>,
 }
+
+/// Namespace of what is the coordinator's own, where none is configured.
+pub const OWN_NAMESPACE: &str = "phalanx-system";
 
 impl Default for Reading {
     /// As standalone mode reads manifests.
@@ -24,7 +28,7 @@ impl Reading {
     #[must_use]
     pub fn new<S: AsRef<str>>(schedulers: impl IntoIterator<Item = S>) -> Self {
         let schedulers = schedulers.into_iter().map(|name| Arc::from(name.as_ref())).collect();
-        Self { schedulers, on_kubernetes: false }
+        Self { schedulers, on_kubernetes: false, namespace: Arc::from(OWN_NAMESPACE) }
     }
 
     /// The same on a cluster, where kubelets start pods.
@@ -32,6 +36,19 @@ impl Reading {
     pub fn on_kubernetes(mut self) -> Self {
         self.on_kubernetes = true;
         self
+    }
+
+    /// The same where what is the coordinator's own stands in this namespace.
+    #[must_use]
+    pub fn in_namespace(mut self, namespace: &str) -> Self {
+        self.namespace = Arc::from(namespace);
+        self
+    }
+
+    /// Namespace of what is the coordinator's own: the plans.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     /// What a Binding says of a pod's GPUs: whether the pod gets exactly these, or so many, because kubelets choose them.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::sync::watch as latest;
 
 use crate::api::{Api, ApiError, Change, Kind, Listing, Mutation, Object, ObjectKey};
-use crate::convert::Reading;
+use crate::convert::{OWN_NAMESPACE, Reading};
 
 pub mod admin_endpoint;
 pub mod events;
@@ -60,6 +60,8 @@ pub struct Options {
     pub scheduler_names: Vec<String>,
     /// Changes kept for those who read them.
     pub log_length: usize,
+    /// Where the coordinator's own objects stand.
+    pub namespace: String,
 }
 
 impl Default for Options {
@@ -67,6 +69,7 @@ impl Default for Options {
         Self {
             scheduler_names: vec![crate::manifest::names::SCHEDULER_PHALANX.to_owned()],
             log_length: mirror::LOG_LENGTH,
+            namespace: OWN_NAMESPACE.to_owned(),
         }
     }
 }
@@ -99,7 +102,7 @@ impl KubernetesApi {
         let cluster = read_cluster_id(&client, SOME_SERVER).await?;
         let trim = Trim::new(&options.scheduler_names);
         let mirror = Arc::new(Mirror::new(options.log_length, trim.clone()));
-        let reading = Reading::new(&options.scheduler_names).on_kubernetes();
+        let reading = Reading::new(&options.scheduler_names).on_kubernetes().in_namespace(&options.namespace);
         let watches = Arc::new(watch::Watches::start(&client, &mirror, &trim));
         Ok(Self { mirror, client, writes, cluster, reading, terms: Arc::new(OnceLock::new()), watches })
     }
@@ -176,6 +179,10 @@ impl Api for KubernetesApi {
     async fn mutate(&self, mutation: Mutation) -> Result<Arc<Object>, ApiError> {
         let known = self.known(&mutation);
         self.writes.mutate(mutation, known).await
+    }
+
+    async fn mutate_known(&self, known: Arc<Object>, mutation: Mutation) -> Result<Arc<Object>, ApiError> {
+        self.writes.mutate(mutation, Some(known)).await
     }
 
     fn subscribe(&self) -> latest::Receiver<u64> {

@@ -16,7 +16,7 @@ use crate::agents::PodReport;
 use crate::api::store::{node_name, phase};
 use crate::api::{Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::convert::status::{pod_end, pod_start, pod_status};
-use crate::convert::{self, Reading};
+use crate::convert::{self, Reading, plan};
 
 /// Reports kept of pods that are not known, and leases kept that are gone: the oldest is forgotten first.
 const KEPT: usize = 65_536;
@@ -213,7 +213,7 @@ fn gang_is_bound(pod: &PodSpec, (objects, started, reading): Known<'_>) -> bool 
     if !objects.contains_key(&group)
         && !started.get_or_init(|| gangs_that_started(reading, objects)).contains(&pod.gang)
     {
-        // The plan went with the PodGroup: that there is none shows nothing.
+        // Without a PodGroup its plan is removed: that there is none shows nothing.
         return false;
     }
     let is_of_another =
@@ -222,12 +222,15 @@ fn gang_is_bound(pod: &PodSpec, (objects, started, reading): Known<'_>) -> bool 
         .get(&group)
         .is_some_and(|group| is_of_another(group) && !is_whole(pod, group, objects, reading))
     {
-        // Its plan went with an earlier PodGroup of this name.
+        // The plan that it was bound by is that of an earlier PodGroup of this name, and is removed.
         return false;
     }
-    let key = ObjectKey::new(Kind::GangPlan, &pod.gang.namespace, &pod.gang.name);
-    let plan = objects.get(&key).map(|object| convert::plan_of_object(object));
-    !matches!(plan, Some(Ok(plan)) if plan.pods.iter().any(|planned| planned.pod == pod.uid))
+    let stored = objects.get(&plan::plan_key(reading, &pod.gang));
+    let stored = stored.and_then(|object| plan::plan_in(reading, object, &pod.gang));
+    let earlier = objects.get(&plan::earlier::key(&pod.gang));
+    let earlier = earlier.and_then(|object| plan::earlier::plan_of_object(object).ok());
+    let mut planned = [stored, earlier].into_iter().flatten().flat_map(|plan| plan.pods);
+    !planned.any(|planned| planned.pod == pod.uid)
 }
 
 /// True where the pods of a gang that were bound for an earlier PodGroup may start for the present one: others were bound
@@ -430,14 +433,17 @@ mod tests {
             lease: None,
             gpus: Vec::new(),
         };
-        convert::plan_object(&GangPlan {
-            gang: GangName::new("default", "g"),
+        let gang = GangName::new("default", "g");
+        let key = plan::plan_key(&Reading::default(), &gang);
+        let change = plan::PlanChange::Write(Box::new(GangPlan {
+            gang,
             gang_uid: Arc::from("uid-g"),
             term: 1,
             binding_deadline: NOW,
             pods: pods.iter().map(planned).collect(),
-        })
-        .unwrap()
+        }));
+        let Some(Mutation::Create(object)) = plan::decide(&key, None, &[change]).mutation else { panic!() };
+        *object
     }
 
     #[test]
@@ -449,7 +455,7 @@ mod tests {
         assert_eq!(after([], &objects(pods())), ["a Running", "b Running"]);
         // A plan of members that join later holds up only these.
         assert_eq!(after([], &objects(pods().into_iter().chain([plan(&["b"])]))), ["a Running"]);
-        // The plan goes with the PodGroup: without both, only a pod that runs shows that the gang was whole.
+        // Without a PodGroup its plan is removed: without both, only a pod that runs shows that the gang was whole.
         let without_group = |phase: &str| objects([bound("a", None, "Pending"), bound("b", None, phase)]);
         assert!(after([], &without_group("Pending")).is_empty());
         assert_eq!(after([], &without_group("Running")), ["a Running"]);

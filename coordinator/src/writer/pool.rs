@@ -1,6 +1,7 @@
 //! Which write goes next. Pure: writes of one thing keep their order and are never under way together; of each class so
 //! many are under way at once as it may have, whatever the others do. Statuses and removals of plans give way to the
-//! rest for a moment, and of several for one thing only the newest is written.
+//! rest for a moment, and of several for one thing only the newest is written. Plans of one object that wait when one of
+//! them begins go with it.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,10 +9,17 @@ use std::time::{Duration, Instant};
 use phalanx_common::ids::{ActionId, GangName, PodUid, QueueName};
 use phalanx_core::action::{Action, Command};
 
+use crate::convert::plan;
+
 /// A status or the removal of a plan gives way to Bindings for so long.
 pub(super) const GIVES_WAY: Duration = Duration::from_secs(2);
 /// So many of those that gave way for long enough go beside Bindings.
 const BESIDE_BINDINGS: usize = 2;
+
+/// So many plans go together, with so many bytes of text, and so many removals.
+const TOGETHER_PLANS: usize = 64;
+const TOGETHER_BYTES: usize = 256 * 1024;
+const TOGETHER_REMOVALS: usize = 256;
 
 const PODS: usize = 0;
 const PLANS: usize = 1;
@@ -22,7 +30,8 @@ const LATER: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Subject {
     Pod(PodUid),
-    Plan(GangName),
+    /// The object of plans of this number.
+    Plans(u8),
     GangStatus(GangName),
     Queue(QueueName),
     Term,
@@ -32,8 +41,8 @@ impl Subject {
     /// `None` for what is no write.
     pub(super) fn of(command: &Command) -> Option<Self> {
         match command {
-            Command::WritePlan(plan) => Some(Self::Plan(plan.gang.clone())),
-            Command::DeletePlan { gang, .. } => Some(Self::Plan(gang.clone())),
+            Command::WritePlan(plan) => Some(Self::Plans(plan::number_of(&plan.gang))),
+            Command::DeletePlan { gang, .. } => Some(Self::Plans(plan::number_of(gang))),
             Command::SetGangStatus { gang, .. } => Some(Self::GangStatus(gang.clone())),
             Command::SetQueueStatus { queue, .. } => Some(Self::Queue(queue.clone())),
             Command::Bind { pod, .. }
@@ -84,6 +93,26 @@ struct Line {
     running: Option<usize>,
     /// Those that wait, oldest first.
     waiting: VecDeque<Action>,
+}
+
+impl Line {
+    /// The oldest, and, where they may go `together`, those after it that find room beside it.
+    fn take(&mut self, together: bool) -> Vec<Action> {
+        let (mut plans, mut bytes, mut removals) = (0, 0, 0);
+        let mut fits = |command: &Command| {
+            match command {
+                Command::WritePlan(plan) => {
+                    plans += 1;
+                    bytes += plan::text_bytes(plan);
+                }
+                _ => removals += 1,
+            }
+            plans <= TOGETHER_PLANS && bytes <= TOGETHER_BYTES && removals <= TOGETHER_REMOVALS
+        };
+        let all = self.waiting.iter().take_while(|action| fits(&action.command)).count();
+        let count = if together { all.max(1) } else { 1 };
+        self.waiting.drain(..count.min(self.waiting.len())).collect()
+    }
 }
 
 /// Writes that wait, and what is under way.
@@ -151,17 +180,17 @@ impl Pool {
         }
     }
 
-    /// A write that may begin now.
-    pub(super) fn next(&mut self, now: Instant) -> Option<(Subject, Action)> {
+    /// What may begin now: a write, or several of plans that become one.
+    pub(super) fn next(&mut self, now: Instant) -> Option<(Subject, Vec<Action>)> {
         let mut order = [PODS, PLANS, TERM, LATER].into_iter();
         let class = order.find(|class| self.may_begin(*class, now))?;
         let (subject, _) = self.classes[class].ready.pop_front()?;
         let line = self.lines.get_mut(&subject)?;
-        let action = line.waiting.pop_front()?;
+        let actions = line.take(matches!(subject, Subject::Plans(_)));
         line.running = Some(class);
         self.classes[class].running += 1;
-        self.waiting -= 1;
-        Some((subject, action))
+        self.waiting -= actions.len();
+        Some((subject, actions))
     }
 
     fn may_begin(&self, index: usize, now: Instant) -> bool {
@@ -194,7 +223,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_common::plan::GangPlan;
+    use phalanx_common::ids::GpuId;
+    use phalanx_common::plan::{GangPlan, PlannedPod};
     use phalanx_common::units::Time;
     use phalanx_core::action::{GangPhase, GangStatus};
 
@@ -225,20 +255,44 @@ mod tests {
         Action { id: ActionId(id), command }
     }
 
-    fn plan(id: u64, gang: &str) -> Action {
+    fn plan_of(id: u64, gang: &str, pods: Vec<PlannedPod>) -> Action {
         let plan = GangPlan {
             gang: GangName::new("default", gang),
             gang_uid: "u".into(),
             term: 1,
             binding_deadline: Time(0),
-            pods: Vec::new(),
+            pods,
         };
         Action { id: ActionId(id), command: Command::WritePlan(Box::new(plan)) }
+    }
+
+    fn plan(id: u64, gang: &str) -> Action {
+        plan_of(id, gang, Vec::new())
     }
 
     fn removal(id: u64, gang: &str) -> Action {
         let command = Command::DeletePlan { gang: GangName::new("default", gang), term: 1 };
         Action { id: ActionId(id), command }
+    }
+
+    fn plans_of(gang: &str) -> Subject {
+        Subject::Plans(plan::number_of(&GangName::new("default", gang)))
+    }
+
+    /// Names of so many gangs whose plans stand in the same object as that of "g".
+    fn beside(count: usize) -> Vec<String> {
+        let names = (0..).map(|number| format!("g-{number}"));
+        names.filter(|name| plans_of(name) == plans_of("g")).take(count).collect()
+    }
+
+    fn together_at(pool: &mut Pool, now: Instant) -> Vec<u64> {
+        pool.next(now)
+            .map(|(_, actions)| actions.iter().map(|action| action.id.0).collect())
+            .unwrap_or_default()
+    }
+
+    fn together(pool: &mut Pool) -> Vec<u64> {
+        together_at(pool, Instant::now())
     }
 
     fn next(pool: &mut Pool) -> Option<u64> {
@@ -250,7 +304,10 @@ mod tests {
     }
 
     fn next_at(pool: &mut Pool, now: Instant) -> Option<u64> {
-        pool.next(now).map(|(_, action)| action.id.0)
+        pool.next(now).map(|(_, actions)| {
+            assert_eq!(actions.len(), 1, "{actions:?}");
+            actions[0].id.0
+        })
     }
 
     #[test]
@@ -301,7 +358,7 @@ mod tests {
         ended(&mut pool, Subject::Pod("a".into()));
         assert_eq!(next(&mut pool), Some(2));
         ended(&mut pool, Subject::Pod("a".into()));
-        ended(&mut pool, Subject::Plan(GangName::new("default", "h")));
+        ended(&mut pool, plans_of("h"));
         assert_eq!((next_at(&mut pool, later), next_at(&mut pool, later)), (Some(7), Some(8)));
         ended(&mut pool, Subject::GangStatus(GangName::new("default", "g")));
         assert_eq!((next_at(&mut pool, later), next_at(&mut pool, later)), (Some(9), None));
@@ -315,11 +372,72 @@ mod tests {
         push(&mut pool, removal(2, "g"));
         assert_eq!(next(&mut pool), None);
         push(&mut pool, plan(3, "g"));
-        assert_eq!((next(&mut pool), next(&mut pool)), (Some(2), None));
-        ended(&mut pool, Subject::Plan(GangName::new("default", "g")));
-        assert_eq!(next(&mut pool), Some(3));
-        ended(&mut pool, Subject::Plan(GangName::new("default", "g")));
+        assert_eq!(together(&mut pool), [2, 3], "the removal costs no write of its own");
+        assert_eq!(next(&mut pool), None);
+        ended(&mut pool, plans_of("g"));
         ended(&mut pool, Subject::Pod("a".into()));
         assert!(pool.lines.is_empty() && pool.urgent() == 0);
+    }
+
+    #[test]
+    fn plans_that_wait_go_together_and_none_waits_for_others_to_come() {
+        let mut pool = Pool::new(1, 8);
+        let gangs = beside(100);
+        push(&mut pool, plan(1, &gangs[0]));
+        assert_eq!(together(&mut pool), [1], "the first goes at once");
+        for (id, gang) in (2..).zip(&gangs[1..4]) {
+            push(&mut pool, plan(id, gang));
+        }
+        push(&mut pool, removal(5, &gangs[0]));
+        push(&mut pool, plan(6, &gangs[0]));
+        assert_eq!(together(&mut pool), [0; 0], "one write of an object is under way at a time");
+        ended(&mut pool, plans_of("g"));
+        assert_eq!(together(&mut pool), [2, 3, 4, 5, 6]);
+        ended(&mut pool, plans_of("g"));
+        // So many, and so much text.
+        for (id, gang) in (10..).zip(&gangs) {
+            push(&mut pool, plan(id, gang));
+        }
+        assert_eq!(together(&mut pool), (10..74).collect::<Vec<u64>>());
+        ended(&mut pool, plans_of("g"));
+        assert_eq!((together(&mut pool).len(), pool.waiting()), (36, 0));
+        ended(&mut pool, plans_of("g"));
+        let large = || {
+            let pod = PlannedPod {
+                pod: "u".into(),
+                name: "p".into(),
+                node: "n".into(),
+                lease: None,
+                gpus: (0..8).map(GpuId).collect(),
+            };
+            vec![pod; 500]
+        };
+        for (id, gang) in (200..).zip(&gangs[..4]) {
+            push(&mut pool, plan_of(id, gang, large()));
+        }
+        let huge = large().into_iter().cycle().take(5_000).collect();
+        push(&mut pool, plan_of(204, &gangs[4], huge));
+        for expected in [vec![200, 201], vec![202, 203], vec![204]] {
+            assert_eq!(together(&mut pool), expected);
+            ended(&mut pool, plans_of("g"));
+        }
+        assert!(pool.lines.is_empty() && pool.waiting() == 0);
+    }
+
+    #[test]
+    fn removals_give_way_together() {
+        let mut pool = Pool::new(1, 8);
+        push(&mut pool, read(1, "a"));
+        assert_eq!(next(&mut pool), Some(1));
+        let began = Instant::now();
+        let gangs = beside(10);
+        for (id, gang) in (2..).zip(&gangs) {
+            assert_eq!(push_at(&mut pool, removal(id, gang), began), None);
+        }
+        assert_eq!(together_at(&mut pool, began), [0; 0]);
+        assert_eq!(together_at(&mut pool, began + GIVES_WAY).len(), 10);
+        ended(&mut pool, plans_of("g"));
+        ended(&mut pool, Subject::Pod("a".into()));
+        assert!(pool.lines.is_empty());
     }
 }

@@ -304,7 +304,8 @@ impl Cluster {
             }
         }
         self.until_settled(&[]).await;
-        let plans = kind(&self.client(), "phalanx.dev", "v1alpha1", "GangPlan");
+        let plans = GroupVersionKind::gvk("phalanx.dev", "v1alpha1", "GangPlan");
+        let plans: Api<DynamicObject> = Api::all_with(self.client(), &ApiResource::from_gvk(&plans));
         until("nothing is left", async || {
             let plans = plans.list(&ListParams::default()).await.unwrap().items;
             let state = self.state().await?;

@@ -7,9 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::shared::{Amount, duration, kept_object, kept_objects};
+use super::shared::{Amount, duration, kept_object, kept_objects, whole_object};
 
-/// What was decided for a gang. Fields that this version does not know are kept, so that an older coordinator loses
+/// What was decided for gangs. Fields that this version does not know are kept, so that an older coordinator loses
 /// nothing of what a newer one wrote.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -21,27 +21,36 @@ use super::shared::{Amount, duration, kept_object, kept_objects};
     shortname = "gplan",
     status = "GangPlanStatus",
     derive = "PartialEq",
-    doc = "The durable record of a decision for the PodGroup of the same name. Phalanx writes it for whoever leads next; \
+    doc = "The durable record of decisions for gangs whose pods are being bound. Phalanx writes it for whoever leads next; \
            nobody else should.",
+    printcolumn(name = "GANGS", type_ = "integer", json_path = ".spec.gangs"),
     printcolumn(name = "TERM", type_ = "integer", json_path = ".spec.term"),
     printcolumn(name = "AGE", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct GangPlanSpec {
-    /// The gang.
+    /// How many gangs' plans are in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gangs: Option<i64>,
+    /// Highest counter of the terms under which they were written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub term: Option<i64>,
+    /// The plans by NAMESPACE/PODGROUP: uid of the PodGroup, term, deadline for the binding in milliseconds since 1970,
+    /// nodes, and a line of text for each pod. docs/kubernetes.md says how to read one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "whole_object")]
+    pub plans: Option<Value>,
+    /// Of an earlier version, one object for each gang: the gang.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "kept_object")]
     pub gang: Option<Value>,
-    /// UID of the PodGroup that it was decided for.
+    /// Of an earlier version: UID of the PodGroup that it was decided for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang_uid: Option<String>,
-    /// Counter of the term under which it was written.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub term: Option<i64>,
-    /// When the pods must be bound, in milliseconds since 1970.
+    /// Of an earlier version: when the pods must be bound, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub binding_deadline: Option<i64>,
-    /// Pods with their nodes, leases and GPUs.
+    /// Of an earlier version: pods with their nodes, leases and GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "kept_objects")]
     pub pods: Option<Vec<Value>>,

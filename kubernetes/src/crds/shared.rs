@@ -44,6 +44,16 @@ pub(crate) fn kept_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
 
+/// The same, of which the API server notes as a whole who wrote it last, and not field by field: such a note is as large as
+/// a small field.
+pub(crate) fn whole_object(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": true,
+        "x-kubernetes-map-type": "atomic",
+    })
+}
+
 /// A list of such objects.
 pub(crate) fn kept_objects(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

@@ -688,7 +688,6 @@ impl World {
             "delete-group" => {
                 let gang = name(words.plain[1]);
                 self.gangs.remove(&gang);
-                self.plans.remove(&gang);
                 self.apply(Event::GangDeleted(gang));
             }
             "make-group" => {

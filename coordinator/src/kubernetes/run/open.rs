@@ -84,7 +84,11 @@ pub(super) async fn open(config: &Config, kubernetes: &KubernetesConfig) -> Resu
     let leadership = Leadership::new(clients.write.clone(), candidate);
     let leads = leadership.clone();
     let may_write: MayWrite = Arc::new(move || leads.leads());
-    let options = Options { scheduler_names: kubernetes.scheduler_names.clone(), ..Options::default() };
+    let options = Options {
+        scheduler_names: kubernetes.scheduler_names.clone(),
+        namespace: kubernetes.namespace.clone(),
+        ..Options::default()
+    };
     let writes = Writes::new(WriteParts {
         client: clients.write,
         trim: Trim::new(&options.scheduler_names),

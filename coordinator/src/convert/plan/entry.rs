@@ -1,0 +1,284 @@
+//! One gang's plan as a stored entry. Pure.
+//!
+//! A list of short lines, one a pod, that people can still read: `NAME NODE LEASE POD GPUS`. What all pods of a gang have
+//! in common stands once beside them. A UUID is 22 digits of base64url instead of 36 and more.
+
+use std::sync::Arc;
+
+use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid};
+use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::units::Time;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Begins a text whose first part stands once for all pods.
+const SHORT: char = '*';
+/// Begins the UID of a pod that is no UUID.
+const PLAIN: char = '=';
+/// Stands for a lease, or for GPUs, where there is none.
+const NONE: &str = "-";
+/// Digits of a UUID.
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+const UUID_DIGITS: usize = 22;
+/// Text of a pod beside its name and GPUs, about, and of an entry beside its pods.
+const POD_BYTES: usize = 48;
+const ENTRY_BYTES: usize = 160;
+
+/// An entry as JSON. Whole numbers only up to what an API server keeps: 63 bits.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Entry {
+    /// UID of the PodGroup that the plan was made for.
+    uid: String,
+    /// Counter of the term that wrote it.
+    pub(super) term: u64,
+    /// When the binding must be finished, in milliseconds since 1970.
+    deadline: u64,
+    /// Names of nodes, which pods name by their place here.
+    #[serde(default)]
+    nodes: Vec<String>,
+    /// What the names of pods begin with.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    names: String,
+    /// What the leases begin with.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    leases: String,
+    /// A line for each pod.
+    #[serde(default)]
+    pods: Vec<String>,
+}
+
+impl Entry {
+    pub(super) fn of(plan: &GangPlan) -> Self {
+        let mut nodes: Vec<String> = plan.pods.iter().map(|pod| pod.node.as_str().to_owned()).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        let mut texts = plan.pods.iter().filter_map(|pod| pod.lease).map(|lease| lease.to_string());
+        let leases = head(texts.next().as_deref().unwrap_or_default()).to_owned();
+        let names = head(plan.pods.first().map_or("", |pod| &pod.name)).to_owned();
+        let line = |pod: &PlannedPod| {
+            let node =
+                nodes.binary_search_by(|node| node.as_str().cmp(pod.node.as_str())).unwrap_or_default();
+            let lease = pod.lease.map_or_else(|| NONE.to_owned(), |lease| short(&lease.to_string(), &leases));
+            let gpus: Vec<String> = pod.gpus.iter().map(|gpu| digits(gpu.0)).collect();
+            let gpus = if gpus.is_empty() { NONE.to_owned() } else { gpus.join(",") };
+            format!("{} {node} {lease} {} {gpus}", short(&pod.name, &names), uid_text(pod.pod.as_str()))
+        };
+        let pods = plan.pods.iter().map(line).collect();
+        let (uid, deadline) = (plan.gang_uid.to_string(), plan.binding_deadline.0);
+        Self { uid, term: plan.term, deadline, nodes, names, leases, pods }
+    }
+
+    /// The plan of this gang.
+    ///
+    /// # Errors
+    /// The field, and what is wrong with it.
+    pub(super) fn plan(&self, gang: GangName) -> Result<GangPlan, String> {
+        let pods = self.pods.iter().enumerate();
+        let pods = pods.map(|(at, line)| self.pod(line).map_err(|problem| format!("pods[{at}]: {problem}")));
+        Ok(GangPlan {
+            gang,
+            gang_uid: Arc::from(self.uid.as_str()),
+            term: self.term,
+            binding_deadline: Time(self.deadline),
+            pods: pods.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn pod(&self, line: &str) -> Result<PlannedPod, String> {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [name, node, lease, pod, gpus] = fields[..] else {
+            let count = fields.len();
+            return Err(format!("must be 5 words (name, node, lease, pod, GPUs), found {count} in {line:?}"));
+        };
+        let place: Option<usize> = node.parse().ok();
+        let node = place.and_then(|place| self.nodes.get(place)).ok_or_else(|| {
+            format!(
+                "the second word must be a place in nodes, of which there are {}, found {node:?}",
+                self.nodes.len()
+            )
+        })?;
+        let lease = (lease != NONE).then(|| long(lease, &self.leases).parse::<LeaseId>());
+        let lease = lease.transpose().map_err(|error| format!("the third word: {error}"))?;
+        let gpus = gpus.split(',').filter(|_| gpus != NONE).map(|text| {
+            let wrong = || format!("the last word must be GPUs of {UUID_DIGITS} digits each, found {text:?}");
+            number(text).map(GpuId).ok_or_else(wrong)
+        });
+        Ok(PlannedPod {
+            pod: uid_of(pod).ok_or_else(|| {
+                format!("the fourth word must be {UUID_DIGITS} digits, or {PLAIN} and a UID, found {pod:?}")
+            })?,
+            name: Arc::from(long(name, &self.names)),
+            node: NodeName::from(node.as_str()),
+            lease,
+            gpus: gpus.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// Bytes of a plan's entry, about.
+pub(super) fn text_bytes(plan: &GangPlan) -> usize {
+    let pod = |pod: &PlannedPod| POD_BYTES + pod.name.len() + pod.gpus.len() * (UUID_DIGITS + 1);
+    ENTRY_BYTES + plan.pods.iter().map(pod).sum::<usize>()
+}
+
+/// The part that others are likely to share: up to the last `-`.
+fn head(text: &str) -> &str {
+    text.rfind('-').map_or("", |at| &text[..=at])
+}
+
+/// Without the shared part. Names and leases have no `*`.
+fn short(text: &str, head: &str) -> String {
+    match text.strip_prefix(head).filter(|_| !head.is_empty()) {
+        Some(rest) => format!("{SHORT}{rest}"),
+        None => text.to_owned(),
+    }
+}
+
+fn long(text: &str, head: &str) -> String {
+    text.strip_prefix(SHORT).map_or_else(|| text.to_owned(), |rest| format!("{head}{rest}"))
+}
+
+fn uid_text(uid: &str) -> String {
+    let number = Uuid::try_parse(uid).ok().filter(|uuid| uuid.hyphenated().to_string() == uid);
+    number.map_or_else(|| format!("{PLAIN}{uid}"), |uuid| digits(uuid.as_u128()))
+}
+
+fn uid_of(text: &str) -> Option<PodUid> {
+    if let Some(plain) = text.strip_prefix(PLAIN) {
+        return Some(PodUid::from(plain));
+    }
+    number(text).map(|number| PodUid::from(Uuid::from_u128(number).hyphenated().to_string()))
+}
+
+/// The 16 bytes of a number as base64url without padding.
+fn digits(number: u128) -> String {
+    let digit = |at: usize| {
+        let shift = 122_i32 - 6 * i32::try_from(at).unwrap_or_default();
+        let bits = if shift >= 0 { number >> shift } else { number << -shift };
+        char::from(DIGITS[(bits & 63) as usize])
+    };
+    (0..UUID_DIGITS).map(digit).collect()
+}
+
+fn number(text: &str) -> Option<u128> {
+    if text.len() != UUID_DIGITS {
+        return None;
+    }
+    let mut number: u128 = 0;
+    for (at, digit) in text.bytes().enumerate() {
+        let value = DIGITS.iter().position(|known| *known == digit)? as u128;
+        // The last digit has two bits, and four that are zero.
+        if at + 1 < UUID_DIGITS {
+            number = number << 6 | value;
+        } else if value & 15 == 0 {
+            number = number << 2 | value >> 4;
+        } else {
+            return None;
+        }
+    }
+    Some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUID: &str = "3e9e55e5-f5ad-4cb4-8d5c-d6b0cc0245f1";
+
+    fn gpus(first: u64, count: u64) -> Vec<GpuId> {
+        // Numbers that look drawn, so that no text is shorter by chance.
+        let scatter =
+            |number: u64| u128::from(number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        (0..count).map(|number| GpuId(scatter(first + number))).collect()
+    }
+
+    /// Pods of one gang, eight GPUs a node.
+    fn plan(pods: u64, gpus_each: u64) -> GangPlan {
+        let pod = |number: u64| PlannedPod {
+            pod: PodUid::from(Uuid::from_u128(gpus(number + 50_000, 1)[0].0).to_string()),
+            name: Arc::from(format!("llm-training-worker-{number}")),
+            node: NodeName::from(format!("gpu-node-{:04}", number * gpus_each / 8)),
+            lease: Some(LeaseId { term: 17, serial: 0x4883_f741 << 32 | (1_000 + number) }),
+            gpus: gpus(number * gpus_each, gpus_each),
+        };
+        GangPlan {
+            gang: GangName::new("team-a", "llm-training"),
+            gang_uid: Arc::from(UUID),
+            term: 17,
+            binding_deadline: Time(1_764_437_598_130),
+            pods: (0..pods).map(pod).collect(),
+        }
+    }
+
+    fn back(plan: &GangPlan) -> Result<GangPlan, String> {
+        let text = serde_json::to_string(&Entry::of(plan)).unwrap();
+        serde_json::from_str::<Entry>(&text).unwrap().plan(plan.gang.clone())
+    }
+
+    #[test]
+    fn a_uuid_has_twenty_two_digits_of_base64url() {
+        for (number_, text) in [
+            (0, "AAAAAAAAAAAAAAAAAAAAAA"),
+            (u128::MAX, "_____________________w"),
+            (1, "AAAAAAAAAAAAAAAAAAAAAQ"),
+            (0xfb_u128 << 120, "-wAAAAAAAAAAAAAAAAAAAA"),
+        ] {
+            assert_eq!(digits(number_), text);
+            assert_eq!(number(text), Some(number_));
+        }
+        for wrong in ["", "A", "AAAAAAAAAAAAAAAAAAAAAR", "AAAAAAAAAAAAAAAAAAAAA=", "AAAAAAAAAAAAAAAAAAAAAAA"]
+        {
+            assert_eq!(number(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_plan_is_short_and_survives() {
+        for (pods, each, most) in [(8, 1, 85), (8, 8, 260), (200, 8, 245)] {
+            let plan = plan(pods, each);
+            assert_eq!(back(&plan).as_ref(), Ok(&plan));
+            let bytes = serde_json::to_string(&Entry::of(&plan)).unwrap().len();
+            let earlier = serde_json::to_string(&plan).unwrap().len();
+            println!(
+                "{pods} pods of {each} GPUs: {bytes} bytes, {} a pod, earlier {}",
+                bytes / pods as usize,
+                earlier / pods as usize
+            );
+            assert!(bytes < most * pods as usize, "{pods} of {each}: {bytes}");
+            assert!(text_bytes(&plan) >= bytes && text_bytes(&plan) < 2 * bytes, "{}", text_bytes(&plan));
+        }
+    }
+
+    #[test]
+    fn what_is_unusual_survives_too() {
+        let mut plan = plan(3, 1);
+        plan.pods[0].lease = None;
+        plan.pods[0].gpus.clear();
+        plan.pods[1].name = Arc::from("other");
+        plan.pods[1].pod = PodUid::from(UUID.to_uppercase());
+        plan.pods[2].lease = Some(LeaseId { term: u64::MAX, serial: u64::MAX });
+        plan.pods[2].pod = PodUid::from("");
+        assert_eq!(back(&plan).as_ref(), Ok(&plan));
+        plan.pods.clear();
+        assert_eq!(back(&plan).as_ref(), Ok(&plan));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let broken = |line: &str| {
+            let mut entry = Entry::of(&plan(2, 1));
+            entry.pods[1] = line.to_owned();
+            entry.plan(GangName::new("a", "g")).unwrap_err()
+        };
+        for (line, problem) in [
+            ("a 0 -", "pods[1]: must be 5 words"),
+            ("a 7 - =u -", "a place in nodes, of which there are 1, found \"7\""),
+            ("a 0 *x =u -", "the third word: lease id \"17.4883f741-x\" is not valid"),
+            ("a 0 - u -", "the fourth word must be 22 digits, or = and a UID, found \"u\""),
+            ("a 0 - =u GPU-1", "the last word must be GPUs of 22 digits each, found \"GPU-1\""),
+        ] {
+            let error = broken(line);
+            assert!(error.contains(problem), "{error}");
+        }
+    }
+}
