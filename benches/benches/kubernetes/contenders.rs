@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::costs::Costs;
 use crate::loads::{Load, NAMESPACE, QUEUE};
-use crate::pods::{self, AT_ONCE, Bound, LIMIT};
+use crate::pods::{self, BINDINGS_AT_ONCE, Bound, LIMIT};
 use crate::report::Took;
 use crate::steps::Recording;
 use crate::{Failure, Plan};
@@ -191,7 +191,7 @@ async fn bare(client: &Client, load: Load, meter: &Meter<'_>) -> Round {
         let node = node_name(NODES, load.node_of(number));
         pods::bind(client, &name, node.as_str()).await
     });
-    binding.buffer_unordered(AT_ONCE).try_collect::<()>().await?;
+    binding.buffer_unordered(BINDINGS_AT_ONCE).try_collect::<()>().await?;
     if let Some(creating) = creating {
         creating.await??;
     }

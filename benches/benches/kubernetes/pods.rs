@@ -16,8 +16,10 @@ use tokio::task::JoinHandle;
 use crate::Failure;
 use crate::loads::NAMESPACE;
 
-/// Requests in flight at once, for creates and for the bare loop's Bindings.
+/// Requests in flight at once, for creates.
 pub const AT_ONCE: usize = 16;
+/// Bindings in flight at once of the bare loop: as many as of the coordinator.
+pub const BINDINGS_AT_ONCE: usize = 32;
 /// Nobody is waited for longer.
 pub const LIMIT: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(50);
