@@ -145,6 +145,13 @@ async fn a_leader_that_is_told_to_stop_before_it_has_begun_gives_the_lease_back(
     second.check();
 }
 
+/// Names of so many gangs whose plans are in one object.
+fn together(first: &str, count: usize) -> Vec<String> {
+    let number = |name: &str| number_of(&GangName::new("default", name));
+    let names = (0..).map(|at| format!("{first}-{at}"));
+    names.filter(|name| number(name) == number(&format!("{first}-0"))).take(count).collect()
+}
+
 /// A leader dies at this point; the next one binds what it began.
 async fn killed_at(cluster: &KubernetesCluster, point: &str) {
     let mut first = cluster.replica(0, Some(point));
@@ -155,8 +162,9 @@ async fn killed_at(cluster: &KubernetesCluster, point: &str) {
     let second = cluster.replica(1, None);
     cluster.until_ready(&first, NODES).await;
     let _ = second.admin().await;
-    let gang = point.replace(':', "-");
-    cluster.gang(&gang, 4, 4).await;
+    let gangs = together(point, 2);
+    let gangs: Vec<&str> = gangs.iter().map(String::as_str).collect();
+    cluster.gangs(&gangs, 2, 4).await;
     let status = first.ended().await;
     assert_eq!(status.code(), None, "{point}: it was to be killed: {status:?}");
     let began = Instant::now();
@@ -165,13 +173,17 @@ async fn killed_at(cluster: &KubernetesCluster, point: &str) {
     })
     .await;
     let taken = began.elapsed();
-    cluster.until_running(&gang, 4).await;
+    for gang in &gangs {
+        cluster.until_running(gang, 2).await;
+    }
     println!("{point}: next leader after {taken:?}, all run after {:?}", began.elapsed());
-    cluster.until_settled(&[&gang]).await;
+    cluster.until_settled(&gangs).await;
     assert_eq!(cluster.refused(), 0, "{point}");
     first.check();
     second.check();
-    cluster.delete(&gang).await;
+    for gang in &gangs {
+        cluster.delete(gang).await;
+    }
     cluster.until_settled(&[]).await;
     // Its Lease is given back, so that the next round begins at once.
     let mut second = second;
@@ -237,10 +249,7 @@ async fn bind(cluster: &KubernetesCluster, planned: &PlannedPod) {
 #[tokio::test(flavor = "multi_thread")]
 async fn plans_in_one_object_are_followed_up_each_as_far_as_it_came() {
     let cluster = KubernetesCluster::start(NODES, GPUS, 1).await;
-    let beside = |name: &String| {
-        number_of(&GangName::new("default", name)) == number_of(&GangName::new("default", "g-0"))
-    };
-    let names: Vec<String> = (0..).map(|number| format!("g-{number}")).filter(beside).take(5).collect();
+    let names = together("g", 5);
     let mut plans = Vec::new();
     for name in &names {
         plans.push(planned(&cluster, name).await);

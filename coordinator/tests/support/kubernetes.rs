@@ -167,6 +167,16 @@ impl KubernetesCluster {
 
     /// Makes a PodGroup and its pods, each with so many GPUs.
     pub async fn gang(&self, name: &str, pods: usize, gpus: u32) {
+        self.gangs(&[name], pods, gpus).await;
+    }
+
+    /// The same for several, at one time.
+    pub async fn gangs(&self, names: &[&str], pods: usize, gpus: u32) {
+        let manifests: Vec<String> = names.iter().map(|name| Self::manifest(name, pods, gpus)).collect();
+        self.servers.kubectl_with_input(&["apply", "-f", "-"], &manifests.join("---\n")).await.unwrap();
+    }
+
+    fn manifest(name: &str, pods: usize, gpus: u32) -> String {
         let group = format!(
             "apiVersion: scheduling.volcano.sh/v1beta1
 kind: PodGroup
@@ -193,8 +203,7 @@ spec:
 "
             )
         };
-        let manifest: String = std::iter::once(group).chain((0..pods).map(pod)).collect();
-        self.servers.kubectl_with_input(&["apply", "-f", "-"], &manifest).await.unwrap();
+        std::iter::once(group).chain((0..pods).map(pod)).collect()
     }
 
     /// Pods of a gang.
