@@ -134,7 +134,8 @@ impl Core {
 }
 
 fn has_few_pods(reason: Option<&Reason>) -> bool {
-    matches!(reason, Some(Reason::TooFewPods { .. }))
+    // Claims are bound one by one, as pods are made one by one.
+    matches!(reason, Some(Reason::TooFewPods { .. } | Reason::Claim(_)))
 }
 
 /// The same cause: what it was written for would be written again.
