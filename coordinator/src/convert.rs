@@ -26,6 +26,7 @@ use crate::manifest::reader::{Cursor, Sink};
 use crate::manifest::tree::Node;
 
 mod budget;
+pub mod claims;
 mod lone;
 mod other;
 pub mod plan;
@@ -104,7 +105,10 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
             Err(problem) => Converted { event: None, warnings: vec![problem] },
         },
         Kind::PodDisruptionBudget => budget::budget(object),
-        Kind::Job => Converted::default(),
+        // Claims are told with what they are joined with: see `claims::Claims`.
+        Kind::Job | Kind::StorageClass | Kind::PersistentVolume | Kind::PersistentVolumeClaim => {
+            Converted::default()
+        }
     }
 }
 
@@ -119,7 +123,11 @@ pub fn event_of_deletion(key: &ObjectKey, uid: &str) -> Option<Event> {
         Kind::PodGroup => Some(Event::GangDeleted(GangName::new(&key.namespace, name))),
         Kind::Pod => Some(Event::PodDeleted(PodUid::from(uid))),
         Kind::PodDisruptionBudget => Some(Event::BudgetDeleted(GangName::new(&key.namespace, name))),
-        Kind::Job | Kind::GangPlan => None,
+        Kind::Job
+        | Kind::GangPlan
+        | Kind::StorageClass
+        | Kind::PersistentVolume
+        | Kind::PersistentVolumeClaim => None,
     }
 }
 
@@ -192,6 +200,12 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
     let mut sink = Sink::new("");
     let pod = read_pod(&Cursor::root(&tree, "spec"), &mut sink);
     let mut blockers = pod.blockers;
+    let claims = if reading.has_volumes() {
+        claims::claims_of(pod.claims, &object.metadata.name)
+    } else {
+        blockers.extend(pod.volume_blockers);
+        Vec::new()
+    };
     let blocker =
         |field: &str, message: &str| Blocker { field: Arc::from(field), message: Arc::from(message) };
     // Which schedulers' pods are ours is configured; manifests know only two names.
@@ -215,6 +229,7 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
         request: pod.request,
         node_selector: shared_text(&pod.node_selector),
         constraints: pod.constraints,
+        claims,
         blockers,
         run_for,
         resource_version: metadata.resource_version,

@@ -30,6 +30,7 @@ use crate::api::embedded::{EmbeddedApi, OpenError};
 use crate::api::{Api, ApiError};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::convert::claims::Claims;
 use crate::convert::{self, Converted, Reading};
 use crate::driver::{self, Driver, Inputs, Permit, Senders};
 use crate::metrics::Metrics;
@@ -356,9 +357,13 @@ pub(crate) async fn follow<A: Api>(
     // Queues come before the gangs in them, and plans last: objects are listed by kind in that order.
     let reading = api.reading();
     let objects = std::iter::from_fn(|| watcher.listed());
-    let stored = objects.filter_map(|object| heard(convert::event_of_object(&reading, &object)));
+    let mut claims = Claims::default();
+    let stored = objects.flat_map(|object| {
+        let of_claims = claims.applied(&object);
+        of_claims.into_iter().chain(heard(convert::event_of_object(&reading, &object)))
+    });
     driver.begin(std::iter::once(Event::Started { term }).chain(stored)).await;
-    others.spawn(feed(reading, watcher, senders.changes.clone()));
+    others.spawn(feed(reading, claims, watcher, senders.changes.clone()));
     Ok(())
 }
 
@@ -390,10 +395,20 @@ fn heard(converted: Converted) -> Option<Event> {
 }
 
 /// Changes of the API become events for the loop.
-async fn feed<A: Api>(reading: Reading, mut watcher: Watcher<A>, events: mpsc::Sender<Vec<Event>>) {
+async fn feed<A: Api>(
+    reading: Reading,
+    mut claims: Claims,
+    mut watcher: Watcher<A>,
+    events: mpsc::Sender<Vec<Event>>,
+) {
     while let Some(changes) = watcher.next().await {
-        let converted = changes.iter().map(|change| convert::event_of_change(&reading, change));
-        let batch: Vec<Event> = converted.filter_map(heard).collect();
+        let batch: Vec<Event> = changes
+            .iter()
+            .flat_map(|change| {
+                let of_claims = claims.heard(change);
+                of_claims.into_iter().chain(heard(convert::event_of_change(&reading, change)))
+            })
+            .collect();
         if !batch.is_empty() && events.send(batch).await.is_err() {
             return;
         }
