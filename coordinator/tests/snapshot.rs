@@ -53,6 +53,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> Event {
         node_selector: BTreeMap::new(),
         group_uid: Default::default(),
         constraints: Default::default(),
+        claims: Vec::new(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,
