@@ -61,6 +61,16 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
+    /// Claims that are there, or that a pod mounts.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Claims that pods of ours mount.
+    pub(crate) fn mounted(&self) -> usize {
+        self.entries.values().filter(|entry| !entry.pods.is_empty()).count()
+    }
+
     fn get(&self, namespace: &Arc<str>, claim: &PodClaim) -> Option<&Entry> {
         self.entries.get(&name_of(namespace, &claim.name))
     }
