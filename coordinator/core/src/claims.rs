@@ -180,10 +180,11 @@ impl Core {
         }
     }
 
-    /// Notes which claims a pod mounts, before it is kept. What it mounted before is forgotten.
+    /// Notes which claims a pod mounts, before it is kept; `before` is what it was where it mounted others, or where it
+    /// ends now. Gives whether it has to wait for a claim, and whether one of them is for one pod at a time.
     pub(crate) fn link_claims(&mut self, before: Option<&PodSpec>, pod: &PodSpec) -> (bool, bool) {
         let has_ended = pod.phase.is_terminal();
-        if let Some(before) = before.filter(|before| has_ended || before.claims != pod.claims) {
+        if let Some(before) = before {
             self.unlink_claims(before);
         }
         if pod.claims.is_empty() || has_ended {

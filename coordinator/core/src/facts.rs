@@ -268,7 +268,8 @@ impl Core {
         let gang = spec.gang.clone();
         let known = self.gangs.pods.get(&uid);
         let before = known.map(|pod| (pod.spec.gang.clone(), pod.lease));
-        let mounted = known.filter(|pod| !pod.spec.claims.is_empty()).map(|pod| pod.spec.clone());
+        let mounted = known.filter(|pod| pod.spec.claims != spec.claims || ends(&pod.spec, &spec));
+        let mounted = mounted.map(|pod| pod.spec.clone());
         let (awaits_claims, has_one_pod_claims) = self.link_claims(mounted.as_ref(), &spec);
         if let Some((old_gang, _)) = &before
             && *old_gang != gang
@@ -408,4 +409,9 @@ impl Core {
             self.touched.insert(key);
         }
     }
+}
+
+/// A pod that had not ended has now.
+const fn ends(before: &PodSpec, now: &PodSpec) -> bool {
+    now.phase.is_terminal() && !before.phase.is_terminal()
 }
