@@ -293,9 +293,10 @@ impl Core {
     /// Why pods of a gang wait for claims, and how many pods that are. A cause that a person can do something about goes
     /// before one that passes by itself.
     pub(crate) fn held_by_claims(&self, gang: &Gang) -> Option<(u32, ClaimHeld)> {
-        let mut pods = self.unplaced_in_order(gang);
-        pods.retain(|(_, pod)| pod.may_be_placed() || pod.awaits_claims);
-        if pods.iter().all(|(_, pod)| pod.spec.claims.is_empty()) {
+        // Those that are blocked wait for that.
+        let pods =
+            self.in_order(gang, |pod| pod.is_unplaced() && !pod.is_blocked() && !pod.spec.claims.is_empty());
+        if !pods.iter().any(|(_, pod)| pod.awaits_claims || pod.has_one_pod_claims) {
             return None;
         }
         let (mut taken, mut held) = (Taken::new(), 0_u32);
@@ -328,5 +329,37 @@ impl Core {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let with_volume = count(all.values().filter(|is_bound| **is_bound).count());
         Some((held, ClaimHeld { claim, problem, with_volume, claims: count(all.len()) }))
+    }
+
+    /// Each claim knows the pods that mount it, and each pod how far its claims are.
+    pub(crate) fn check_claims(&self) -> Result<(), String> {
+        for (name, entry) in &self.claims.entries {
+            let mounts = |uid: &PodUid| {
+                let spec = &self.gangs.pods.get(uid)?.spec;
+                let its = spec.claims.iter().any(|claim| name_of(&spec.name.namespace, &claim.name) == *name);
+                (its && !spec.phase.is_terminal()).then_some(())
+            };
+            if let Some(uid) = entry.pods.iter().find(|uid| mounts(uid).is_none()) {
+                return Err(format!("claim {name}: pod {uid} stands there and does not mount it"));
+            }
+            if let Some(uid) = entry.others.keys().find(|uid| !self.others.pods.contains_key(*uid)) {
+                return Err(format!("claim {name}: pod {uid} of others stands there and is gone"));
+            }
+        }
+        let pods = self.gangs.pods.values().filter(|pod| !pod.spec.phase.is_terminal());
+        for pod in pods.filter(|pod| !pod.spec.claims.is_empty()) {
+            let stands = |claim: &PodClaim| {
+                let entry = self.claims.get(&pod.spec.name.namespace, claim);
+                entry.is_some_and(|entry| entry.pods.contains(&pod.spec.uid))
+            };
+            let known = (pod.awaits_claims, pod.has_one_pod_claims);
+            if !pod.spec.claims.iter().all(stands) || known != self.claims.looked_up(&pod.spec) {
+                return Err(format!("pod {}: {known:?} is not what its claims are", pod.spec.name));
+            }
+            if pod.need.volumes != self.claims.volumes_of(&pod.spec) {
+                return Err(format!("pod {}: its volumes are not those of its claims", pod.spec.name));
+            }
+        }
+        Ok(())
     }
 }

@@ -23,8 +23,7 @@ pub(crate) struct Required {
 impl Core {
     /// Pods that may be placed, in order of task and number.
     pub(crate) fn candidates(&self, gang: &Gang) -> Vec<Candidate> {
-        let mut pods = self.unplaced_in_order(gang);
-        pods.retain(|(_, pod)| pod.may_be_placed());
+        let mut pods = self.in_order(gang, Pod::may_be_placed);
         self.take_turns(&mut pods);
         let candidate = |(uid, pod): (&PodUid, &Pod)| Candidate {
             pod: uid.clone(),
@@ -34,10 +33,10 @@ impl Core {
         pods.into_iter().map(candidate).collect()
     }
 
-    /// Pods without a place, in order of task and number.
-    pub(crate) fn unplaced_in_order(&self, gang: &Gang) -> Vec<(&PodUid, &Pod)> {
+    /// Such pods of a gang, in order of task and number.
+    pub(crate) fn in_order(&self, gang: &Gang, is_such: impl Fn(&Pod) -> bool) -> Vec<(&PodUid, &Pod)> {
         let pods = self.gangs.pods_of(&gang.spec.name);
-        let mut pods: Vec<_> = pods.filter(|(_, pod)| pod.is_unplaced()).collect();
+        let mut pods: Vec<_> = pods.filter(|(_, pod)| is_such(pod)).collect();
         if pods.len() > 1 {
             pods.sort_by(|(_, left), (_, right)| {
                 let key = |pod: &Pod| (pod.spec.task.clone(), pod.spec.name.name.clone());
