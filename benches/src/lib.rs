@@ -98,6 +98,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> PodSpec {
         node_selector: Default::default(),
         group_uid: Default::default(),
         constraints: Default::default(),
+        claims: Vec::new(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,

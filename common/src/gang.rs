@@ -226,6 +226,17 @@ pub struct Blocker {
     pub message: Arc<str>,
 }
 
+/// A PersistentVolumeClaim that a pod mounts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodClaim {
+    /// Its name, in the pod's namespace.
+    pub name: Arc<str>,
+    /// It is made for this pod alone (an `ephemeral` volume): one of that name that does not belong to the pod is
+    /// another one.
+    #[serde(default)]
+    pub own: bool,
+}
+
 /// A pod as the API shows it, cut down to what decisions need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodSpec {
@@ -244,6 +255,9 @@ pub struct PodSpec {
     /// Where it may go beside that; alike pods share one value.
     #[serde(default)]
     pub constraints: Arc<PodConstraints>,
+    /// Claims that it mounts: without their volumes it cannot start.
+    #[serde(default)]
+    pub claims: Vec<PodClaim>,
     /// Constraints that cannot be met.
     pub blockers: Vec<Blocker>,
     /// Standalone mode: how long it runs; `None` = until it is deleted.

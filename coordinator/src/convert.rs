@@ -26,6 +26,7 @@ use crate::manifest::reader::{Cursor, Sink};
 use crate::manifest::tree::Node;
 
 mod budget;
+pub mod claims;
 mod lone;
 mod other;
 pub mod plan;
@@ -102,6 +103,8 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
         Kind::Pod => pod_event(reading, object),
         Kind::PodDisruptionBudget => budget::budget(object),
         Kind::Job | Kind::GangPlan => Converted::default(),
+        // Claims are told with what they are joined with: see `claims::Claims`.
+        Kind::StorageClass | Kind::PersistentVolume | Kind::PersistentVolumeClaim => Converted::default(),
     }
 }
 
@@ -116,7 +119,11 @@ pub fn event_of_deletion(key: &ObjectKey, uid: &str) -> Option<Event> {
         Kind::PodGroup => Some(Event::GangDeleted(GangName::new(&key.namespace, name))),
         Kind::Pod => Some(Event::PodDeleted(PodUid::from(uid))),
         Kind::PodDisruptionBudget => Some(Event::BudgetDeleted(GangName::new(&key.namespace, name))),
-        Kind::Job | Kind::GangPlan => None,
+        Kind::Job
+        | Kind::GangPlan
+        | Kind::StorageClass
+        | Kind::PersistentVolume
+        | Kind::PersistentVolumeClaim => None,
     }
 }
 
@@ -189,6 +196,12 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
     let mut sink = Sink::new("");
     let pod = read_pod(&Cursor::root(&tree, "spec"), &mut sink);
     let mut blockers = pod.blockers;
+    let claims = if reading.has_volumes() {
+        claims::claims_of(pod.claims, &object.metadata.name)
+    } else {
+        blockers.extend(pod.volume_blockers);
+        Vec::new()
+    };
     let blocker =
         |field: &str, message: &str| Blocker { field: Arc::from(field), message: Arc::from(message) };
     // Which schedulers' pods are ours is configured; manifests know only two names.
@@ -212,6 +225,7 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
         request: pod.request,
         node_selector: shared_text(&pod.node_selector),
         constraints: pod.constraints,
+        claims,
         blockers,
         run_for,
         resource_version: metadata.resource_version,

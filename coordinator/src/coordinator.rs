@@ -27,9 +27,10 @@ use crate::admin::{self, AdminParts, Bounded};
 use crate::agents::authority::KubernetesAuthorityError;
 use crate::agents::{AgentInput, AgentServer, AgentServerParts, PodReport};
 use crate::api::embedded::{EmbeddedApi, OpenError};
-use crate::api::{Api, ApiError};
+use crate::api::{Api, ApiError, Change, Object};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::convert::claims::Claims;
 use crate::convert::{self, PlansTold, Reading};
 use crate::driver::{self, Driver, Inputs, Permit, Senders};
 use crate::metrics::Metrics;
@@ -356,14 +357,10 @@ pub(crate) async fn follow<A: Api>(
     // Queues come before the gangs in them, and plans last: objects are listed by kind in that order.
     let reading = api.reading();
     let objects = std::iter::from_fn(|| watcher.listed());
-    let mut plans = PlansTold::default();
-    let stored = objects.flat_map(|object| {
-        let converted = convert::event_of_object(&reading, &object);
-        let (found, warnings) = plans.object(&reading, &object);
-        heard(converted.event.into_iter().chain(found), converted.warnings.into_iter().chain(warnings))
-    });
+    let mut told = Told { reading, plans: PlansTold::default(), claims: Claims::default() };
+    let stored = objects.flat_map(|object| told.object(&object));
     driver.begin(std::iter::once(Event::Started { term }).chain(stored)).await;
-    others.spawn(feed(reading, plans, watcher, senders.changes.clone()));
+    others.spawn(feed(told, watcher, senders.changes.clone()));
     Ok(())
 }
 
@@ -386,28 +383,46 @@ pub(crate) fn new_incarnation() -> u64 {
     high ^ low
 }
 
+/// What the core was told: most objects are a fact each, plans and claims are joined with others first.
+struct Told {
+    reading: Reading,
+    plans: PlansTold,
+    claims: Claims,
+}
+
+impl Told {
+    /// Facts of an object that is there.
+    fn object(&mut self, object: &Object) -> Vec<Event> {
+        let mut events = self.claims.applied(object);
+        let converted = convert::event_of_object(&self.reading, object);
+        let (found, warnings) = self.plans.object(&self.reading, object);
+        warn(converted.warnings.into_iter().chain(warnings));
+        events.extend(converted.event.into_iter().chain(found));
+        events
+    }
+
+    /// Facts of a change.
+    fn change(&mut self, change: &Change) -> Vec<Event> {
+        let mut events = self.claims.heard(change);
+        let converted = convert::event_of_change(&self.reading, change);
+        let (found, warnings) = self.plans.change(&self.reading, change);
+        warn(converted.warnings.into_iter().chain(warnings));
+        events.extend(converted.event.into_iter().chain(found));
+        events
+    }
+}
+
 /// Says what could not be read.
-fn heard(events: impl Iterator<Item = Event>, warnings: impl Iterator<Item = String>) -> Vec<Event> {
+fn warn(warnings: impl Iterator<Item = String>) {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    events.collect()
 }
 
 /// Changes of the API become events for the loop.
-async fn feed<A: Api>(
-    reading: Reading,
-    mut plans: PlansTold,
-    mut watcher: Watcher<A>,
-    events: mpsc::Sender<Vec<Event>>,
-) {
+async fn feed<A: Api>(mut told: Told, mut watcher: Watcher<A>, events: mpsc::Sender<Vec<Event>>) {
     while let Some(changes) = watcher.next().await {
-        let batch = changes.iter().flat_map(|change| {
-            let converted = convert::event_of_change(&reading, change);
-            let (found, warnings) = plans.change(&reading, change);
-            heard(converted.event.into_iter().chain(found), converted.warnings.into_iter().chain(warnings))
-        });
-        let batch: Vec<Event> = batch.collect();
+        let batch: Vec<Event> = changes.iter().flat_map(|change| told.change(change)).collect();
         if !batch.is_empty() && events.send(batch).await.is_err() {
             return;
         }

@@ -5,7 +5,7 @@
 
 pub mod amounts;
 mod circles;
-mod constraints;
+pub(crate) mod constraints;
 pub mod document;
 pub mod group;
 pub mod job;

@@ -175,7 +175,7 @@ impl Default for Metrics {
 }
 
 /// Names of the events.
-const EVENTS: [&str; 23] = [
+const EVENTS: [&str; 25] = [
     "Started",
     "TermRaised",
     "QueueApplied",
@@ -192,6 +192,8 @@ const EVENTS: [&str; 23] = [
     "LonePodApplied",
     "BudgetApplied",
     "BudgetDeleted",
+    "ClaimApplied",
+    "ClaimDeleted",
     "PlanFound",
     "Synced",
     "AgentConnected",
@@ -332,6 +334,8 @@ pub const fn event_name(event: &Event) -> &'static str {
         Event::LonePodApplied { .. } => "LonePodApplied",
         Event::BudgetApplied(_) => "BudgetApplied",
         Event::BudgetDeleted(_) => "BudgetDeleted",
+        Event::ClaimApplied(_) => "ClaimApplied",
+        Event::ClaimDeleted(_) => "ClaimDeleted",
         Event::PlanFound(_) => "PlanFound",
         Event::Synced => "Synced",
         Event::AgentConnected { .. } => "AgentConnected",

@@ -10,9 +10,6 @@ mod support;
 mod kubernetes;
 
 use std::net::SocketAddr;
-use std::time::Duration;
-
-use kube::ResourceExt;
 
 use kubernetes::{KubernetesCluster, until};
 use support::explain;
@@ -130,23 +127,5 @@ async fn pods_go_where_their_constraints_allow_and_others_say_why() {
     cluster.kubectl(&format!("label node {} disk=nvme --overwrite", node(4))).await;
     cluster.runs_on("nowhere", 4).await;
     assert_eq!(cluster.refused(), 0);
-    replica.check();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn case_084_a_hanging_claim_delays_nobody() {
-    let cluster = KubernetesCluster::start(1, 4, 1).await;
-    let replica = cluster.replica(0, None);
-    cluster.leader().await;
-    let admin = replica.admin().await;
-    let claim = "volumes: [{name: data, persistentVolumeClaim: {claimName: hangs}}]";
-    cluster.pod("a", "", claim).await;
-    cluster.pod("b", "", "terminationGracePeriodSeconds: 0").await;
-    cluster.runs_on("b", 0).await;
-    says(&admin, "a", "PodBlocked", "spec.volumes[0].persistentVolumeClaim").await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let pods = cluster.pods("a").await;
-    assert!(pods.iter().all(|pod| pod.spec.as_ref().unwrap().node_name.is_none()), "{}", pods[0].name_any());
-    cluster.until_settled(&["b"]).await;
     replica.check();
 }

@@ -18,17 +18,21 @@ use hyper::body::{Bytes, Frame};
 use kube::Client;
 use kube::client::Body;
 use phalanx_coordinator::api::{Api, Kind};
+use phalanx_coordinator::convert::claims::Claims;
 use phalanx_coordinator::kubernetes::normalize::Trim;
 use phalanx_coordinator::kubernetes::write::{WriteParts, Writes};
 use phalanx_coordinator::kubernetes::{KubernetesApi, Options};
 use phalanx_coordinator::metrics::Metrics;
 use phalanx_coordinator::watch::Watcher;
+use phalanx_core::event::{ClaimState, Event};
 use phalanx_kubernetes::client::always;
 use serde_json::{Value, json};
 
 /// Pods of DaemonSets on each node, and of ours.
 const FOREIGN_PODS: usize = 5;
 const OWN_PODS: usize = 1;
+/// Kinds of which there is one object for each node, beside the node: a claim and its volume.
+const STORAGE: usize = 2;
 /// Most bytes of the mirror for one object, all kinds together, with the specs they share.
 const MOST_BYTES: usize = 450;
 
@@ -106,10 +110,58 @@ fn pod(at: usize, node: usize, foreign: Option<usize>) -> Value {
     })
 }
 
+/// What a claim and its volume have in common.
+fn storage_metadata(name: &str, kind: u64, at: usize) -> Value {
+    json!({
+        "name": format!("{name}-{at}"), "uid": uid(kind, at), "resourceVersion": (at + 1).to_string(),
+        "creationTimestamp": "2026-11-29T12:00:00Z", "managedFields": managed_fields(),
+        "finalizers": ["kubernetes.io/protection"], "labels": { "app": "training-job" },
+        "annotations": {
+            "pv.kubernetes.io/bind-completed": "yes", "pv.kubernetes.io/bound-by-controller": "yes",
+            "volume.kubernetes.io/storage-provisioner": "csi.example.com",
+        },
+    })
+}
+
+fn claim(at: usize) -> Value {
+    let mut metadata = storage_metadata("data-training-job-worker", 4, at);
+    metadata["namespace"] = json!("kube-system");
+    json!({
+        "metadata": metadata,
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "100Gi" } },
+            "storageClassName": "fast", "volumeMode": "Filesystem", "volumeName": format!("pvc-{}", uid(4, at)),
+        },
+        "status": { "phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "100Gi" } },
+    })
+}
+
+fn volume(at: usize) -> Value {
+    let mut metadata = storage_metadata("pvc", 5, at);
+    metadata["name"] = json!(format!("pvc-{}", uid(4, at)));
+    let zone = json!({ "key": "topology.kubernetes.io/zone", "operator": "In", "values": [format!("zone-{}", at % 3)] });
+    json!({
+        "metadata": metadata,
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "100Gi" },
+            "claimRef": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "kube-system",
+                "name": format!("data-training-job-worker-{at}"), "uid": uid(4, at), "resourceVersion": "7",
+            },
+            "csi": { "driver": "csi.example.com", "fsType": "ext4", "volumeHandle": uid(6, at) },
+            "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [zone] }] } },
+            "persistentVolumeReclaimPolicy": "Delete", "storageClassName": "fast", "volumeMode": "Filesystem",
+        },
+        "status": { "phase": "Bound", "lastPhaseTransitionTime": "2026-11-29T12:00:00Z" },
+    })
+}
+
 fn object(kind: Kind, at: usize) -> Value {
     let pods = FOREIGN_PODS + OWN_PODS;
     match kind {
         Kind::Node => node(at),
+        Kind::PersistentVolume => volume(at),
+        Kind::PersistentVolumeClaim => claim(at),
         _ => pod(at, at / pods, Some(at % pods).filter(|set| *set < FOREIGN_PODS)),
     }
 }
@@ -133,6 +185,8 @@ fn answer(uri: &http::Uri, nodes: usize) -> Answer {
     } else {
         let (kind, count) = match uri.path() {
             "/api/v1/nodes" => (Kind::Node, nodes),
+            "/api/v1/persistentvolumes" => (Kind::PersistentVolume, nodes),
+            "/api/v1/persistentvolumeclaims" => (Kind::PersistentVolumeClaim, nodes),
             "/api/v1/pods" => (Kind::Pod, nodes * (FOREIGN_PODS + OWN_PODS)),
             _ => (Kind::Queue, 0),
         };
@@ -159,10 +213,14 @@ fn memory_mib() -> (usize, usize) {
     (kib("VmRSS:") / 1024, kib("VmHWM:") / 1024)
 }
 
+fn is_bound(event: &Event) -> bool {
+    matches!(event, Event::ClaimApplied(claim) if matches!(claim.state, ClaimState::Bound { .. }))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_cluster_is_kept_in_few_bytes() {
     let nodes = std::env::var("PHALANX_SIZE_NODES").map_or(500, |text| text.parse().unwrap());
-    let objects = nodes * (1 + FOREIGN_PODS + OWN_PODS);
+    let objects = nodes * (1 + STORAGE + FOREIGN_PODS + OWN_PODS);
     let before = memory_mib();
     let client = client(nodes);
     let options = Options::default();
@@ -187,9 +245,15 @@ async fn a_large_cluster_is_kept_in_few_bytes() {
 
     let began = Instant::now();
     let mut watcher = Watcher::begin(api.clone(), Arc::new(Metrics::default())).await.unwrap();
-    let told = std::iter::from_fn(|| watcher.listed()).count();
+    let (mut claims, mut bound) = (Claims::default(), 0);
+    let told = std::iter::from_fn(|| watcher.listed()).map(|object| {
+        let events = claims.applied(&object);
+        bound += events.iter().filter(|event| is_bound(event)).count();
+        assert!(events.len() <= 1, "each claim is told once: {events:?}");
+    });
+    let told = told.count();
     println!("told to a reader in {:.1?}; MiB now, most: {:?}", began.elapsed(), memory_mib());
-    assert_eq!(told, objects);
+    assert_eq!((told, bound), (objects, nodes));
     drop(watcher);
     assert_eq!(api.list(Some(Kind::Node)).await.unwrap().0.len(), nodes);
 }

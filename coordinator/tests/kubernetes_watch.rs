@@ -135,6 +135,18 @@ fn example(kind: Kind) -> Value {
         Kind::PodDisruptionBudget => {
             json!({ "spec": { "minAvailable": 1, "selector": { "matchLabels": { "a": "b" } } } })
         }
+        Kind::StorageClass => json!({
+            "provisioner": "example.com/none", "volumeBindingMode": "WaitForFirstConsumer", "parameters": { "a": "b" },
+        }),
+        Kind::PersistentVolume => json!({ "spec": {
+            "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"], "local": { "path": "/data" },
+            "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [
+                { "key": "zone", "operator": "In", "values": ["z1"] },
+            ] }] } },
+        } }),
+        Kind::PersistentVolumeClaim => json!({ "spec": {
+            "accessModes": ["ReadWriteOncePod"], "resources": { "requests": { "storage": "1Gi" } },
+        } }),
     }
 }
 
@@ -191,7 +203,9 @@ async fn walk(user: &User, namespace: &str, step: &Step) {
 fn told(object: &Object) -> Value {
     let metadata = &object.metadata;
     let mut version = metadata.resource_version;
-    if matches!(object.kind, Kind::Node | Kind::PriorityClass | Kind::PodDisruptionBudget) {
+    let is_told_for_its_version =
+        matches!(object.kind, Kind::Queue | Kind::PodGroup | Kind::Job | Kind::GangPlan | Kind::Pod);
+    if !is_told_for_its_version {
         version = 0;
     }
     json!([metadata.uid, version, metadata.labels, metadata.deletion, object.spec, object.status])
@@ -333,6 +347,20 @@ async fn objects_of_every_kind_are_read_cut_down_to_what_is_used() {
                 assert_eq!(template["containers"][0]["image"], "i");
             }
             Kind::GangPlan => assert_eq!(object.spec["term"], 3),
+            Kind::StorageClass => {
+                assert_eq!(object.spec, json!({ "volumeBindingMode": "WaitForFirstConsumer" }));
+            }
+            Kind::PersistentVolume => {
+                assert!(object.spec["nodeAffinity"]["required"].is_object(), "{object:?}");
+                assert_eq!(
+                    (object.spec.as_object().map(|spec| spec.len()), &object.status),
+                    (Some(1), &json!({}))
+                );
+            }
+            Kind::PersistentVolumeClaim => {
+                assert_eq!(object.spec, json!({ "accessModes": ["ReadWriteOncePod"] }));
+                assert_eq!(object.status, json!({ "phase": "Pending" }));
+            }
             Kind::Queue | Kind::PodGroup | Kind::PodDisruptionBudget => {
                 assert!(object.spec.as_object().is_some_and(|spec| !spec.is_empty()), "{object:?}");
             }

@@ -356,7 +356,7 @@ fn constraints_that_are_not_served_are_told_at_once() {
             "f.yaml:7: warning: spec.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution: the pod will wait: required podAntiAffinity is not served yet: remove it",
             "f.yaml:8: warning: spec.topologySpreadConstraints[0]: the pod will wait: spread constraints are not served yet: remove it, or set whenUnsatisfiable: ScheduleAnyway",
             "f.yaml:8: warning: spec.topologySpreadConstraints[1]: accepted, not honoured yet",
-            "f.yaml:9: warning: spec.volumes[0].persistentVolumeClaim: the pod will wait: volumes with persistentVolumeClaim are not served yet: their place cannot be checked",
+            "f.yaml:9: warning: spec.volumes[0].persistentVolumeClaim: the pod will wait: volumes with persistentVolumeClaim are not served in standalone mode: remove it",
             "f.yaml:10: warning: spec.resourceClaims: the pod will wait: claims of DRA are not served yet: ask for the devices as limits",
         ]
     );

@@ -55,6 +55,7 @@ fn pod(gpus: u64) -> Event {
         node_selector: BTreeMap::new(),
         group_uid: Default::default(),
         constraints: Default::default(),
+        claims: Vec::new(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,

@@ -10,14 +10,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use phalanx_common::constraints::{LabelOperator, LabelRequirement, NAME_FIELD, NodeTerm};
 use phalanx_common::gang::{
-    ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec,
+    ContainerKind, ContainerRequest, GangSpec, PodBinding, PodClaim, PodPhase, PodRequest, PodSpec,
 };
 use phalanx_common::ids::{GangName, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
 use phalanx_common::units::Time;
-use phalanx_common::wire::{Hello, VERSION};
-use phalanx_core::event::Event;
+use phalanx_common::wire::{Hello, ToAgent, VERSION};
+use phalanx_core::action::{Action, Command};
+use phalanx_core::event::{ClaimSpec, ClaimState, Event};
 use phalanx_core::{Core, Settings};
 use support::cluster::inventory;
 
@@ -40,6 +42,30 @@ fn gang(name: &str) -> Event {
     })
 }
 
+/// A claim whose volume, where it has one, is reached from one node only.
+fn claim(name: &str, from: Option<NodeName>) -> Event {
+    let bound = |node: NodeName| {
+        let values = vec![node.as_str().into()];
+        let there = LabelRequirement { key: NAME_FIELD.into(), operator: LabelOperator::In, values };
+        let term = NodeTerm { labels: Vec::new(), fields: vec![there] };
+        ClaimState::Bound { reachable_from: Some(Arc::from(vec![term])) }
+    };
+    Event::ClaimApplied(Box::new(ClaimSpec {
+        name: GangName::new("default", name),
+        created: Time(1),
+        one_pod: true,
+        owner: None,
+        state: from.map_or(ClaimState::Binding, bound),
+    }))
+}
+
+/// A pod that mounts a claim of its own name.
+fn pod_with_claim(name: &str) -> Event {
+    let Event::PodApplied(mut spec) = pod(name, 1, None) else { unreachable!() };
+    spec.claims = vec![PodClaim { name: name.into(), own: false }];
+    Event::PodApplied(spec)
+}
+
 fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> Event {
     let requests =
         Resources::new().with(ResourceName::known(NVIDIA_GPU), gpus).with(ResourceName::known(CPU), 4000);
@@ -53,6 +79,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> Event {
         node_selector: BTreeMap::new(),
         group_uid: Default::default(),
         constraints: Default::default(),
+        claims: Vec::new(),
         blockers: Vec::new(),
         run_for: None,
         resource_version: 1,
@@ -69,6 +96,9 @@ fn cluster(nodes: u128) -> Core {
     let mut actions = Vec::new();
     let now = Time(1000);
     let mut events = vec![Event::Started { term: Term { counter: 2, incarnation: 1 } }];
+    for (name, from) in [("there", Some(node(3))), ("hangs", None)] {
+        events.extend([claim(name, from), gang(name), pod_with_claim(name)]);
+    }
     for number in 0..nodes {
         let gpus = inventory(number, 8).gpus.iter().take(4).map(|gpu| gpu.id).collect();
         let lease = Some(LeaseId { term: 1, serial: number as u64 + 1 });
@@ -91,6 +121,18 @@ fn cluster(nodes: u128) -> Core {
     events.into_iter().for_each(|event| core.apply(event, now, &mut actions));
     core.cycle(now, &mut actions);
     core
+}
+
+/// The nodes whose agents are asked for a place for a pod.
+fn asked_for(pod: &str, actions: &[Action]) -> Vec<NodeName> {
+    let asked = actions.iter().filter_map(|action| match &action.command {
+        Command::Send { node, message, .. } => match &**message {
+            ToAgent::Reserve { request, .. } if request.pod.as_str() == pod => Some(node.clone()),
+            _ => None,
+        },
+        _ => None,
+    });
+    asked.collect()
 }
 
 #[test]
@@ -118,6 +160,10 @@ fn a_machine_that_was_written_and_read_back_goes_on_as_it_did() {
             core.apply(pod(&name, gpus, None), at, actions);
             core.cycle(at, actions);
         }
+        assert_eq!(asked_for("hangs", actions), []);
+        core.apply(claim("hangs", Some(node(50))), Time(3000), actions);
+        core.cycle(Time(3000), actions);
+        assert_eq!(asked_for("hangs", actions), [node(50)]);
     }
     assert!(texts[0].len() > 10);
     assert_eq!(texts[0], texts[1]);

@@ -157,8 +157,11 @@ impl Core {
     /// Pods of a gang that something of their own keeps from being placed, and what it is of the first.
     pub(crate) fn held_by_themselves(&self, gang: &Gang) -> (u32, Option<Reason>) {
         let pods = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod);
-        let mut held = pods.filter(|pod| pod.is_unplaced() && !pod.may_be_placed());
-        let Some(pod) = held.next() else { return (0, None) };
+        let mut held = pods.filter(|pod| pod.is_unplaced() && pod.is_blocked());
+        let by_claims = self.held_by_claims(gang);
+        let Some(pod) = held.next() else {
+            return by_claims.map_or((0, None), |(count, held)| (count, Some(Reason::Claim(Box::new(held)))));
+        };
         let name = pod.spec.name.name.clone();
         let reason = match pod.spec.blockers.first() {
             Some(blocker) => {
@@ -167,7 +170,8 @@ impl Core {
             }
             None => Reason::PodGated { pod: name, gates: pod.spec.constraints.gates.clone() },
         };
-        (u32::try_from(held.count()).unwrap_or(u32::MAX).saturating_add(1), Some(reason))
+        let count = u32::try_from(held.count()).unwrap_or(u32::MAX).saturating_add(1);
+        (count.saturating_add(by_claims.map_or(0, |(count, _)| count)), Some(reason))
     }
 
     /// A task of which fewer pods can be placed, or have ended well, than its minimum: whatever is bound of the rest

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::amounts::Amounts;
+use crate::claims::Claims;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::event::{DisruptionBudget, Event};
 use crate::foreign::ForeignPlan;
@@ -95,6 +96,9 @@ pub struct Core {
     /// PodDisruptionBudgets, by namespace and name.
     #[serde(default, with = "crate::pairs")]
     pub(crate) budgets: BTreeMap<GangName, DisruptionBudget>,
+    /// PersistentVolumeClaims, and who mounts them.
+    #[serde(default)]
+    pub(crate) claims: Claims,
     pub(crate) pending: BTreeMap<ActionId, Pending>,
     pub(crate) timers: BTreeSet<(Time, Timer)>,
     /// Gangs whose facts changed.
@@ -155,6 +159,7 @@ impl Core {
             leases: Leases::default(),
             others: Others::default(),
             budgets: BTreeMap::new(),
+            claims: Claims::default(),
             pending: BTreeMap::new(),
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -187,6 +192,7 @@ impl Core {
         self.capacity = None;
         self.last_need = None;
         self.others.last = None;
+        self.claims.last = None;
         self.clone()
     }
 
@@ -235,6 +241,8 @@ impl Core {
             Event::OtherPodApplied(pod) => self.apply_other(*pod),
             Event::BudgetApplied(budget) => self.apply_budget(*budget),
             Event::BudgetDeleted(name) => self.delete_budget(&name),
+            Event::ClaimApplied(claim) => self.apply_claim(*claim, now, actions),
+            Event::ClaimDeleted(name) => self.delete_claim(&name, now, actions),
         }
     }
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::constraints::{HostPort, LabelRequirement, Taint};
+use phalanx_common::constraints::{HostPort, LabelRequirement, NodeTerm, Taint};
 use phalanx_common::gang::{GangSpec, PodSpec};
 use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
 use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
 use phalanx_common::resources::Resources;
+use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, Hello};
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +51,59 @@ pub struct OtherPod {
     pub request: Resources,
     /// Ports of the node that it takes.
     pub host_ports: Vec<HostPort>,
+    /// The claims that it mounts, where it mounts some.
+    #[serde(default)]
+    pub mounts: Option<Box<Mounts>>,
+}
+
+/// Claims that a pod of others mounts: one that a single pod may use is not free while that pod is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mounts {
+    /// Namespace and name of the pod.
+    pub pod: GangName,
+    /// Names of the claims, in the same namespace.
+    pub claims: Vec<Arc<str>>,
+}
+
+/// A PersistentVolumeClaim with its volume, cut down to what decides when and where a pod that mounts it may start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimSpec {
+    /// Namespace and name.
+    pub name: GangName,
+    /// When it was made.
+    pub created: Time,
+    /// Only one pod at a time may use it: its access modes name `ReadWriteOncePod`.
+    pub one_pod: bool,
+    /// The pod that it was made for, where it was made for one.
+    pub owner: Option<PodUid>,
+    /// How far it is.
+    pub state: ClaimState,
+}
+
+/// How far a claim is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClaimState {
+    /// It has its volume, which is there and says that it is this claim's.
+    Bound {
+        /// Terms of which a node must meet one to reach the volume; `None` = it is reached from everywhere.
+        reachable_from: Option<Arc<[NodeTerm]>>,
+    },
+    /// It has no volume yet, and whoever provides volumes is to give it one.
+    Binding,
+    /// It gets a volume only after a scheduler has chosen a node for a pod of it, which is not done here yet.
+    AwaitsPod {
+        /// Its StorageClass.
+        class: Arc<str>,
+    },
+    /// Its volume is gone.
+    Lost,
+    /// It was deleted, and is there only until no pod uses it.
+    Deleting,
+    /// It has its volume, and from where that is reached cannot be read.
+    Unreadable {
+        /// The field of the volume, and what is wrong with it.
+        problem: Arc<str>,
+    },
 }
 
 /// A PodDisruptionBudget as the API shows it, cut down to what is shown, and what evictions will look at.
@@ -175,4 +229,8 @@ pub enum Event {
     BudgetApplied(Box<DisruptionBudget>),
     /// A PodDisruptionBudget is gone; namespace and name.
     BudgetDeleted(GangName),
+    /// A PersistentVolumeClaim is there, or changed, or its volume did.
+    ClaimApplied(Box<ClaimSpec>),
+    /// A PersistentVolumeClaim is gone; namespace and name.
+    ClaimDeleted(GangName),
 }

@@ -12,6 +12,7 @@ use phalanx_common::units::Time;
 use phalanx_common::wire::LeaseState;
 
 use crate::amounts::Amounts;
+use crate::claims::VolumeNeed;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, OrderKey, Pod};
 use crate::phase::{BindState, Phase};
@@ -241,20 +242,22 @@ impl Core {
     }
 
     /// Needs of a pod; alike pods share one value.
-    fn need_of(&mut self, pod: &PodSpec) -> Arc<PodNeed> {
+    pub(crate) fn need_of(&mut self, pod: &PodSpec) -> Arc<PodNeed> {
+        let volumes = self.claims.volumes_of(pod);
         if let Some((request, need)) = &self.last_need
             && *request == pod.request
             && need.selector == pod.node_selector
             && need.constraints == pod.constraints
+            && need.volumes == volumes
         {
             return need.clone();
         }
-        let need = Arc::new(self.new_need(&pod.request, pod));
+        let need = Arc::new(self.new_need(&pod.request, pod, volumes));
         self.last_need = Some((pod.request.clone(), need.clone()));
         need
     }
 
-    fn new_need(&mut self, request: &PodRequest, pod: &PodSpec) -> PodNeed {
+    fn new_need(&mut self, request: &PodRequest, pod: &PodSpec, volumes: Vec<VolumeNeed>) -> PodNeed {
         let effective = request.effective();
         let amounts = self.cluster.resources.amounts(&effective);
         PodNeed {
@@ -262,6 +265,7 @@ impl Core {
             needs_agent: effective.iter().any(|(name, amount)| name.is_device() && amount > 0),
             selector: pod.node_selector.clone(),
             constraints: pod.constraints.clone(),
+            volumes,
             amounts,
         }
     }
@@ -271,7 +275,11 @@ impl Core {
         let need = self.need_of(&spec);
         let uid = spec.uid.clone();
         let gang = spec.gang.clone();
-        let before = self.gangs.pods.get(&uid).map(|pod| (pod.spec.gang.clone(), pod.lease));
+        let known = self.gangs.pods.get(&uid);
+        let before = known.map(|pod| (pod.spec.gang.clone(), pod.lease));
+        let mounted = known.filter(|pod| pod.spec.claims != spec.claims || ends(&pod.spec, &spec));
+        let mounted = mounted.map(|pod| pod.spec.clone());
+        let (awaits_claims, has_one_pod_claims) = self.link_claims(mounted.as_ref(), &spec);
         if let Some((old_gang, _)) = &before
             && *old_gang != gang
         {
@@ -279,7 +287,7 @@ impl Core {
         }
         let lease = before.and_then(|(_, lease)| lease);
         self.gangs.pods_of.entry(gang.clone()).or_default().insert(uid.clone());
-        self.gangs.pods.insert(uid.clone(), Pod { spec, need, lease });
+        self.gangs.pods.insert(uid.clone(), Pod { spec, need, lease, awaits_claims, has_one_pod_claims });
         if let Some(key) = self.gangs.key(&gang) {
             self.touched.insert(key);
             self.note_binding(key, &uid);
@@ -378,6 +386,7 @@ impl Core {
         self.forget_other(uid);
         self.strangers_fenced.retain(|_, pod| pod != uid);
         let Some(pod) = self.gangs.pods.remove(uid) else { return };
+        self.unlink_claims(&pod.spec);
         let gang = pod.spec.gang.clone();
         if let Some(key) = self.gangs.key(&gang) {
             self.drop_member(key, uid);
@@ -409,4 +418,9 @@ impl Core {
             self.touched.insert(key);
         }
     }
+}
+
+/// A pod that had not ended has now.
+const fn ends(before: &PodSpec, now: &PodSpec) -> bool {
+    now.phase.is_terminal() && !before.phase.is_terminal()
 }

@@ -10,7 +10,7 @@ use phalanx_common::wire::LeaseState;
 use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::Core;
 use crate::lease::Lease;
-use crate::reason::{Closed, Held, NoRoom, Reason, TERMINATING};
+use crate::reason::{ClaimProblem, Closed, Held, NoRoom, Reason, TERMINATING};
 
 /// Most holders named.
 const MOST_HELD: usize = 4;
@@ -25,6 +25,11 @@ impl Core {
                 self.freshen_room(room);
             }
             Reason::MorePodsWait { cause, .. } => **cause = self.freshen((**cause).clone()),
+            Reason::Claim(held) => {
+                if let ClaimProblem::Binding { since, seconds } = &mut held.problem {
+                    *seconds = Some((self.now - *since).0 / 1000);
+                }
+            }
             _ => {}
         }
         reason

@@ -78,6 +78,12 @@ pub(crate) struct Pod {
     pub(crate) need: Arc<PodNeed>,
     /// Lease that holds its place.
     pub(crate) lease: Option<LeaseId>,
+    /// A claim that it mounts has no volume that it could use.
+    #[serde(default)]
+    pub(crate) awaits_claims: bool,
+    /// It mounts claims of which a single pod may make use.
+    #[serde(default)]
+    pub(crate) has_one_pod_claims: bool,
 }
 
 impl Pod {
@@ -91,7 +97,12 @@ impl Pod {
 
     /// Waits for a place, and nothing of its own keeps it from having one.
     pub(crate) fn may_be_placed(&self) -> bool {
-        self.is_unplaced() && self.spec.blockers.is_empty() && self.spec.constraints.gates.is_empty()
+        self.is_unplaced() && !self.is_blocked() && !self.awaits_claims
+    }
+
+    /// A field of its own keeps it from having a place.
+    pub(crate) fn is_blocked(&self) -> bool {
+        !self.spec.blockers.is_empty() || !self.spec.constraints.gates.is_empty()
     }
 
     /// Bound, not ended, not being deleted.

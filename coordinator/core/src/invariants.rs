@@ -14,6 +14,7 @@ use crate::phase::{Member, Phase, PhaseKind};
 pub fn check(core: &Core) -> Result<(), String> {
     check_nodes(core)?;
     check_queues(core)?;
+    core.check_claims()?;
     check_gangs(core)
 }
 

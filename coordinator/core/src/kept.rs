@@ -46,6 +46,7 @@ impl Core {
             ("plans_found", self.plans_found.len()),
             ("lease_reports", reports),
             ("crowded_nodes", self.others.crowded.len()),
+            ("claims_mounted", self.claims.mounted()),
         ]
     }
 
@@ -70,8 +71,8 @@ impl Core {
         totals
     }
 
-    /// What is kept of the cluster itself: it follows nodes, queues, priority classes, budgets and pods of others, never
-    /// gangs.
+    /// What is kept of the cluster itself: it follows nodes, queues, priority classes, budgets, claims and pods of others,
+    /// never gangs.
     #[must_use]
     pub fn kept_of_cluster(&self) -> Vec<(&'static str, usize)> {
         let mut kept = self.cluster.kept();
@@ -80,6 +81,7 @@ impl Core {
         kept.push(("pods_of_others", self.others.pods.len()));
         kept.push(("nodes_with_others", self.others.by_node.len()));
         kept.push(("disruption_budgets", self.budgets.len()));
+        kept.push(("claims", self.claims.len()));
         kept
     }
 }

@@ -1,14 +1,15 @@
 //! The deciding machine. Two doors: `apply` records a fact, `cycle` decides; both append actions.
 //! No clock, no runtime, no Kubernetes, no randomness: the same events give the same actions.
 //!
-//! What stands where: `facts` records objects, `replies` what agents and the API answer; `pass` tries
-//! gangs in order, `place` plans, `round` takes a plan from reserving to bound, `lease` and `ledger`
-//! keep the promises, `life` follows a gang's pods, `status` what is written of it, `terms` who leads, `recover`
-//! rebuilds after a start, `why` and `show` explain.
+//! What stands where: `facts` records objects, `replies` what agents and the API answer; `claims` keeps
+//! the volumes that pods mount; `pass` tries gangs in order, `place` plans, `round` takes a plan from reserving to
+//! bound, `lease` and `ledger` keep the promises, `life` follows a gang's pods, `status` what is written of it, `terms`
+//! who leads, `recover` rebuilds after a start, `why` and `show` explain.
 
 pub mod action;
 mod admission;
 mod amounts;
+mod claims;
 mod class;
 mod cluster;
 pub mod core;

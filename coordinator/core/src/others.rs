@@ -18,7 +18,7 @@ use crate::action::Action;
 use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::{InUse, NodeIndex};
 use crate::core::{Core, Timer};
-use crate::event::{DisruptionBudget, OtherPod};
+use crate::event::{DisruptionBudget, Mounts, OtherPod};
 use crate::gang::GangKey;
 use crate::phase::{BindState, Member, Phase, Step};
 use crate::place::{Overlay, place};
@@ -37,6 +37,9 @@ pub(crate) struct Usage {
 pub(crate) struct Other {
     pub(crate) node: NodeIndex,
     pub(crate) usage: Arc<Usage>,
+    /// The claims that it mounts, where it mounts some.
+    #[serde(default)]
+    pub(crate) mounts: Option<Box<Mounts>>,
 }
 
 /// All pods of others.
@@ -61,7 +64,7 @@ impl Others {
 
 impl Core {
     /// Such a pod is there, or changed.
-    pub(crate) fn apply_other(&mut self, pod: OtherPod) {
+    pub(crate) fn apply_other(&mut self, mut pod: OtherPod) {
         match self.gangs.pods.get(&pod.uid).map(|known| known.spec.binding.is_some()) {
             // It was ours when it was bound, and its lease counts what it uses.
             Some(true) => return,
@@ -70,15 +73,20 @@ impl Core {
         }
         let node = self.cluster.ensure_node(&pod.node);
         let uid = pod.uid.clone();
+        let mounts = pod.mounts.take();
         let usage = self.usage_of(pod);
-        if self.others.pods.get(&uid).is_some_and(|known| known.node == node && known.usage == usage) {
+        let is_known = |known: &Other| known.node == node && known.usage == usage && known.mounts == mounts;
+        if self.others.pods.get(&uid).is_some_and(is_known) {
             return;
         }
         // The old use goes last: the node must not be forgotten in between.
         self.cluster.occupy(node, &usage.amounts, &usage.ports);
-        let known = self.others.pods.insert(uid.clone(), Other { node, usage });
+        let known = self.others.pods.insert(uid.clone(), Other { node, usage, mounts: mounts.clone() });
         if let Some(known) = known {
             self.leave(&uid, &known, Some(node));
+        }
+        if let Some(mounts) = mounts {
+            self.link_mounts(&uid, &mounts);
         }
         self.others.by_node.entry(node).or_default().insert(uid);
         self.others.crowded.insert(node);
@@ -105,6 +113,9 @@ impl Core {
     /// A pod uses no more what it used. `now_on` is its node where it is still on one.
     fn leave(&mut self, uid: &PodUid, known: &Other, now_on: Option<NodeIndex>) {
         self.cluster.vacate(known.node, &known.usage.amounts, &known.usage.ports);
+        if let Some(mounts) = &known.mounts {
+            self.unlink_mounts(uid, mounts);
+        }
         if now_on == Some(known.node) {
             return;
         }

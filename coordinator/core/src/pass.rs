@@ -117,7 +117,7 @@ impl Core {
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         match self.check_pods(gang, &required) {
-            Err(reason @ (Reason::PodBlocked { .. } | Reason::PodGated { .. })) => {
+            Err(reason @ (Reason::PodBlocked { .. } | Reason::PodGated { .. } | Reason::Claim(_))) => {
                 return Err(queued(reason));
             }
             // Its pods are being created: the charge stands already, so that they find their quota.

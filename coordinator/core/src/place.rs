@@ -16,6 +16,7 @@ use phalanx_common::planted::{self, Bug};
 use serde::{Deserialize, Serialize};
 
 use crate::amounts::Amounts;
+use crate::claims::VolumeNeed;
 use crate::class::{Class, ModelId, SetScore};
 use crate::cluster::{ClassIndex, Cluster, InUse, NodeIndex};
 use crate::predicates::{self, Dislike, NONE};
@@ -31,6 +32,9 @@ pub(crate) struct PodNeed {
     pub(crate) amounts: Amounts,
     pub(crate) selector: BTreeMap<Arc<str>, Arc<str>>,
     pub(crate) constraints: Arc<PodConstraints>,
+    /// Volumes that are not reached from every node.
+    #[serde(default)]
+    pub(crate) volumes: Vec<VolumeNeed>,
     /// It asks for a device: only a node whose agent confirms may take it.
     pub(crate) needs_agent: bool,
 }

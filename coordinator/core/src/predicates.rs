@@ -7,6 +7,7 @@
 use phalanx_common::constraints::{HostPort, NOT_READY_TAINT, Taint, UNSCHEDULABLE_TAINT};
 
 use crate::amounts::ResourceKey;
+use crate::claims::VolumeNeed;
 use crate::cluster::{InUse, Node};
 use crate::place::PodNeed;
 use crate::reason::Closed;
@@ -28,6 +29,8 @@ pub(crate) enum Obstacle<'a> {
     Labels,
     /// The node meets no term of the pod's required affinity.
     Affinity,
+    /// A volume of the pod is not reached from the node.
+    Volume(&'a VolumeNeed),
     /// A port that the pod takes is taken.
     Port(&'a HostPort),
     /// It has as many pods as it may have.
@@ -39,7 +42,7 @@ pub(crate) enum Obstacle<'a> {
 impl Obstacle<'_> {
     /// Stays whatever else ends or comes back: only a change of the pod or of the node's object helps.
     pub(crate) const fn is_lasting(&self) -> bool {
-        matches!(self, Self::Taint(_) | Self::Labels | Self::Affinity)
+        matches!(self, Self::Taint(_) | Self::Labels | Self::Affinity | Self::Volume(_))
     }
 
     /// Something is in use, and goes away when other work ends, or the node is too small.
@@ -71,7 +74,7 @@ pub(crate) const MOST: Dislike = (u32::MAX, u32::MAX);
 type Check = for<'a> fn(&'a Node, &'a PodNeed, &InUse) -> Result<(), Obstacle<'a>>;
 
 /// In the order in which they are named; those that are cheap and often fail stand first.
-const CHECKS: [Check; 8] = [vouched_for, open, taints, labels, affinity, ports, pods, enough];
+const CHECKS: [Check; 9] = [vouched_for, open, taints, labels, affinity, volumes, ports, pods, enough];
 
 /// The first obstacle for a pod on a node of which `used` is in use; GPUs are looked at by mask.
 ///
@@ -83,15 +86,16 @@ pub(crate) fn check<'a>(node: &'a Node, need: &'a PodNeed, used: &InUse) -> Resu
     taints(node, need, used)?;
     labels(node, need, used)?;
     affinity(node, need, used)?;
+    volumes(node, need, used)?;
     ports(node, need, used)?;
     pods(node, need, used)?;
     enough(node, need, used)
 }
 
-/// True where no taint, label or affinity keeps the pod away, whoever ends.
+/// True where no taint, label, affinity or volume keeps the pod away, whoever ends.
 pub(crate) fn suits(node: &Node, need: &PodNeed) -> bool {
     let unused = InUse::default();
-    [taints, labels, affinity].iter().all(|check: &Check| check(node, need, &unused).is_ok())
+    [taints, labels, affinity, volumes].iter().all(|check: &Check| check(node, need, &unused).is_ok())
 }
 
 /// All obstacles, one of each kind.
@@ -134,6 +138,16 @@ fn labels<'a>(node: &'a Node, need: &'a PodNeed, _: &InUse) -> Result<(), Obstac
 fn affinity<'a>(node: &'a Node, need: &'a PodNeed, _: &InUse) -> Result<(), Obstacle<'a>> {
     let meets = need.constraints.affinity_is_met_by(node.name.as_str(), &node.labels);
     if meets { Ok(()) } else { Err(Obstacle::Affinity) }
+}
+
+fn volumes<'a>(node: &'a Node, need: &'a PodNeed, _: &InUse) -> Result<(), Obstacle<'a>> {
+    let is_reached = |volume: &&VolumeNeed| {
+        volume.terms.iter().any(|term| term.is_met_by(node.name.as_str(), &node.labels))
+    };
+    need.volumes
+        .iter()
+        .find(|volume| !is_reached(volume))
+        .map_or(Ok(()), |volume| Err(Obstacle::Volume(volume)))
 }
 
 fn ports<'a>(_: &'a Node, need: &'a PodNeed, used: &InUse) -> Result<(), Obstacle<'a>> {

@@ -8,10 +8,12 @@ use phalanx_common::ids::{NodeName, QueueName};
 use phalanx_common::resources::format_amount;
 use serde::{Deserialize, Serialize};
 
+mod claims;
 mod held;
 mod room;
 mod unsuited;
 
+pub use claims::{ClaimHeld, ClaimProblem};
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use room::{Closed, NoRoom};
@@ -87,7 +89,9 @@ pub enum Reason {
         /// Its gates.
         gates: Vec<Arc<str>>,
     },
-    /// Taints, `nodeSelector` or node affinity keep a pod from every node that is large enough.
+    /// A pod waits for a PersistentVolumeClaim.
+    Claim(Box<ClaimHeld>),
+    /// Taints, `nodeSelector`, node affinity or volumes keep a pod from every node that is large enough.
     NoNodeMatches(Box<Unsuited>),
     /// No node offers a resource at all.
     NoNodeOffers {
@@ -185,6 +189,7 @@ impl Reason {
             Self::TooFewPods { .. } => "TooFewPods",
             Self::PodBlocked { .. } => "PodBlocked",
             Self::PodGated { .. } => "PodGated",
+            Self::Claim(held) => held.problem.code(),
             Self::NoNodeMatches(_) => "NoNodeMatches",
             Self::NoNodeOffers { .. } => "NoNodeOffers",
             Self::LargerThanAnyNode { .. } => "LargerThanAnyNode",
@@ -233,6 +238,7 @@ impl Reason {
             Self::PodGated { gates, .. } => {
                 format!("remove {} from spec.schedulingGates, as whoever set them does", gates.join(", "))
             }
+            Self::Claim(held) => held.fix(),
             Self::NoNodeMatches(unsuited) if unsuited.help.is_empty() => {
                 "add nodes that meet what keeps the pod from these, or change that".to_owned()
             }
@@ -342,6 +348,7 @@ impl fmt::Display for Reason {
             Self::PodGated { pod, gates } => {
                 write!(formatter, "pod {pod} waits for its scheduling gates: {}", gates.join(", "))
             }
+            Self::Claim(held) => held.fmt(formatter),
             Self::NoNodeMatches(unsuited) => {
                 let suit = if unsuited.nodes == 1 { "suits" } else { "suit" };
                 write!(formatter, "0 {} {suit} the pod: {unsuited}", unsuited.of_nodes())

@@ -23,8 +23,20 @@ pub(crate) struct Required {
 impl Core {
     /// Pods that may be placed, in order of task and number.
     pub(crate) fn candidates(&self, gang: &Gang) -> Vec<Candidate> {
+        let mut pods = self.in_order(gang, Pod::may_be_placed);
+        self.take_turns(&mut pods);
+        let candidate = |(uid, pod): (&PodUid, &Pod)| Candidate {
+            pod: uid.clone(),
+            task: pod.spec.task.clone(),
+            need: pod.need.clone(),
+        };
+        pods.into_iter().map(candidate).collect()
+    }
+
+    /// Such pods of a gang, in order of task and number.
+    pub(crate) fn in_order(&self, gang: &Gang, is_such: impl Fn(&Pod) -> bool) -> Vec<(&PodUid, &Pod)> {
         let pods = self.gangs.pods_of(&gang.spec.name);
-        let mut pods: Vec<_> = pods.filter(|(_, pod)| pod.may_be_placed()).collect();
+        let mut pods: Vec<_> = pods.filter(|(_, pod)| is_such(pod)).collect();
         if pods.len() > 1 {
             pods.sort_by(|(_, left), (_, right)| {
                 let key = |pod: &Pod| (pod.spec.task.clone(), pod.spec.name.name.clone());
@@ -32,12 +44,7 @@ impl Core {
                 (left_task, natural(&left)).cmp(&(right_task, natural(&right)))
             });
         }
-        let candidate = |(uid, pod): (&PodUid, &Pod)| Candidate {
-            pod: uid.clone(),
-            task: pod.spec.task.clone(),
-            need: pod.need.clone(),
-        };
-        pods.into_iter().map(candidate).collect()
+        pods
     }
 
     pub(crate) fn candidate(&self, uid: &PodUid) -> Option<Candidate> {

@@ -70,7 +70,7 @@ impl Core {
 
     /// Writes a gang's status where it differs from what was written, or from what has been shown for a while. A
     /// reason counts by its kind: its numbers change all the time and stand in `explain`. Only the numbers of pods
-    /// that are missing are the cause itself: those are written too, some time after they changed.
+    /// that are missing, and of claims, are the cause itself: those are written too, some time after they changed.
     pub(crate) fn write_gang_status(&mut self, key: GangKey, actions: &mut Vec<Action>) {
         let now = self.now;
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
@@ -81,7 +81,7 @@ impl Core {
         let phase = pod_group_phase(gang.phase.kind());
         let waits = matches!(phase, GangPhase::Pending | GangPhase::Inqueue | GangPhase::Unknown);
         let mut reason = gang.reason.clone().filter(|_| waits);
-        let few_pods_since = has_few_pods(reason.as_ref()).then(|| gang.few_pods_since.unwrap_or(now));
+        let few_pods_since = comes_bit_by_bit(reason.as_ref()).then(|| gang.few_pods_since.unwrap_or(now));
         if let Some(due) = few_pods_since
             .and_then(|since| few_pods_due(gang, reason.as_ref(), since))
             .filter(|due| *due > now)
@@ -120,7 +120,7 @@ impl Core {
         let command = Command::SetGangStatus { gang: name, uid, status: Box::new(status.clone()) };
         self.emit_pending(command, Pending::GangStatus(key), actions);
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
-            if has_few_pods(status.reason.as_ref()) {
+            if comes_bit_by_bit(status.reason.as_ref()) {
                 gang.few_pods_told = now;
             }
             gang.written = Some(status);
@@ -158,20 +158,23 @@ fn is_news_of_placing(gang: &Gang) -> bool {
     matches!(gang.phase.kind(), Reserving | Committing | Arming | Binding) && !is_told
 }
 
-fn has_few_pods(reason: Option<&Reason>) -> bool {
-    matches!(reason, Some(Reason::TooFewPods { .. }))
+/// Pods are made, and claims are bound, one after the other.
+fn comes_bit_by_bit(reason: Option<&Reason>) -> bool {
+    matches!(reason, Some(Reason::TooFewPods { .. } | Reason::Claim(_)))
 }
 
 /// The same cause: what it was written for would be written again.
 fn says_the_same(written: Option<&Reason>, reason: Option<&Reason>) -> bool {
-    written.map(Reason::code) == reason.map(Reason::code) && (!has_few_pods(reason) || written == reason)
+    written.map(Reason::code) == reason.map(Reason::code) && (!comes_bit_by_bit(reason) || written == reason)
 }
 
 /// When the number of pods that are missing since then may be told; `None` where it may at once.
 fn few_pods_due(gang: &Gang, reason: Option<&Reason>, since: Time) -> Option<Time> {
     match gang.written.as_ref().and_then(|written| written.reason.as_ref()) {
         None => (since <= gang.spec.created + NEW_FOR_MS).then(|| since + FIRST_TEXT_AFTER_MS),
-        written if has_few_pods(written) && written != reason => Some(gang.few_pods_told + NUMBERS_EVERY_MS),
+        written if comes_bit_by_bit(written) && written != reason => {
+            Some(gang.few_pods_told + NUMBERS_EVERY_MS)
+        }
         Some(_) => None,
     }
 }

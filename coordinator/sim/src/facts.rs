@@ -205,7 +205,12 @@ impl Facts {
                         self.capability.remove(&key.name);
                         self.queue_status.remove(&key.name);
                     }
-                    Kind::Node | Kind::PriorityClass | Kind::PodDisruptionBudget => {}
+                    Kind::Node
+                    | Kind::PriorityClass
+                    | Kind::PodDisruptionBudget
+                    | Kind::StorageClass
+                    | Kind::PersistentVolume
+                    | Kind::PersistentVolumeClaim => {}
                 }
             }
         }

@@ -149,6 +149,9 @@ impl World {
             Kind::Job => "user deletes a job",
             Kind::GangPlan => "user deletes a plan",
             Kind::PodDisruptionBudget => "user deletes a budget",
+            Kind::StorageClass | Kind::PersistentVolume | Kind::PersistentVolumeClaim => {
+                "user deletes storage"
+            }
         });
         if let Ok(stored) = self.api.store.get(key) {
             self.facts.may_go.insert(stored.metadata.uid.clone());

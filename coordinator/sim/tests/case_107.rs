@@ -312,6 +312,7 @@ impl World {
             node_selector: BTreeMap::new(),
             group_uid: Default::default(),
             constraints: Default::default(),
+            claims: Vec::new(),
             blockers: Vec::new(),
             run_for: Some(Millis(LIFE_MS)),
             resource_version: 1,

@@ -62,7 +62,10 @@ impl Part {
             | Kind::PodGroup
             | Kind::Node
             | Kind::GangPlan
-            | Kind::PodDisruptionBudget => Self::Gangs,
+            | Kind::PodDisruptionBudget
+            | Kind::StorageClass
+            | Kind::PersistentVolume
+            | Kind::PersistentVolumeClaim => Self::Gangs,
         }
     }
 }

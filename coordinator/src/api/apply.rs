@@ -96,7 +96,10 @@ pub fn merge(stored: &Object, wanted: &Object) -> Result<Option<Object>, ApiErro
         | Kind::Node
         | Kind::PodGroup
         | Kind::GangPlan
-        | Kind::PodDisruptionBudget => {
+        | Kind::PodDisruptionBudget
+        | Kind::StorageClass
+        | Kind::PersistentVolume
+        | Kind::PersistentVolumeClaim => {
             merged.spec = wanted.spec.clone();
         }
     }

@@ -23,11 +23,18 @@ pub enum Kind {
     GangPlan,
     /// `policy/v1` PodDisruptionBudget; read from a Kubernetes API server only.
     PodDisruptionBudget,
+    /// `storage.k8s.io/v1` StorageClass, cluster-scoped; read from a Kubernetes API server only.
+    StorageClass,
+    /// `v1` PersistentVolume, cluster-scoped; read from a Kubernetes API server only.
+    PersistentVolume,
+    /// `v1` PersistentVolumeClaim; read from a Kubernetes API server only. Stands behind what it is joined with, so that
+    /// a listing tells of each claim once.
+    PersistentVolumeClaim,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::Queue,
         Self::PriorityClass,
         Self::Node,
@@ -36,6 +43,9 @@ impl Kind {
         Self::Pod,
         Self::GangPlan,
         Self::PodDisruptionBudget,
+        Self::StorageClass,
+        Self::PersistentVolume,
+        Self::PersistentVolumeClaim,
     ];
 
     /// The kinds that standalone mode serves, in the order in which they are best applied.
@@ -54,6 +64,9 @@ impl Kind {
             Self::Pod => "Pod",
             Self::GangPlan => "GangPlan",
             Self::PodDisruptionBudget => "PodDisruptionBudget",
+            Self::StorageClass => "StorageClass",
+            Self::PersistentVolume => "PersistentVolume",
+            Self::PersistentVolumeClaim => "PersistentVolumeClaim",
         }
     }
 
@@ -69,6 +82,9 @@ impl Kind {
             Self::Pod => "pods",
             Self::GangPlan => "gangplans",
             Self::PodDisruptionBudget => "poddisruptionbudgets",
+            Self::StorageClass => "storageclasses",
+            Self::PersistentVolume => "persistentvolumes",
+            Self::PersistentVolumeClaim => "persistentvolumeclaims",
         }
     }
 
@@ -78,17 +94,21 @@ impl Kind {
         match self {
             Self::Queue | Self::PodGroup => "scheduling.volcano.sh/v1beta1",
             Self::PriorityClass => "scheduling.k8s.io/v1",
-            Self::Node | Self::Pod => "v1",
+            Self::Node | Self::Pod | Self::PersistentVolume | Self::PersistentVolumeClaim => "v1",
             Self::Job => "batch.volcano.sh/v1alpha1",
             Self::GangPlan => "phalanx.dev/v1alpha1",
             Self::PodDisruptionBudget => "policy/v1",
+            Self::StorageClass => "storage.k8s.io/v1",
         }
     }
 
     /// True where objects have no namespace.
     #[must_use]
     pub const fn is_cluster_scoped(self) -> bool {
-        matches!(self, Self::Queue | Self::PriorityClass | Self::Node)
+        matches!(
+            self,
+            Self::Queue | Self::PriorityClass | Self::Node | Self::StorageClass | Self::PersistentVolume
+        )
     }
 
     /// Reads a kind as people write it: any case, singular, plural or Volcano's short names.
@@ -103,6 +123,9 @@ impl Kind {
             "pod" | "pods" | "po" => Some(Self::Pod),
             "gangplan" | "gangplans" => Some(Self::GangPlan),
             "poddisruptionbudget" | "poddisruptionbudgets" | "pdb" => Some(Self::PodDisruptionBudget),
+            "storageclass" | "storageclasses" | "sc" => Some(Self::StorageClass),
+            "persistentvolume" | "persistentvolumes" | "pv" => Some(Self::PersistentVolume),
+            "persistentvolumeclaim" | "persistentvolumeclaims" | "pvc" => Some(Self::PersistentVolumeClaim),
             _ => None,
         }
     }

@@ -434,7 +434,13 @@ fn fresh_status(kind: Kind) -> Value {
         Kind::Pod | Kind::PodGroup => json!({ "phase": "Pending" }),
         Kind::Queue => json!({ "state": "Open" }),
         Kind::Job => json!({ "state": { "phase": "Pending" } }),
-        Kind::PriorityClass | Kind::Node | Kind::GangPlan | Kind::PodDisruptionBudget => Value::Null,
+        Kind::PriorityClass
+        | Kind::Node
+        | Kind::GangPlan
+        | Kind::PodDisruptionBudget
+        | Kind::StorageClass
+        | Kind::PersistentVolume
+        | Kind::PersistentVolumeClaim => Value::Null,
     }
 }
 

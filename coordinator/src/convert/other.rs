@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use phalanx_common::ids::{NodeName, PodUid};
-use phalanx_core::event::{Event, OtherPod};
+use phalanx_common::gang::PodClaim;
+use phalanx_common::ids::{GangName, NodeName, PodUid};
+use phalanx_core::event::{Event, Mounts, OtherPod};
 
 use super::tree_of_spec;
 use crate::api::Object;
@@ -14,6 +15,14 @@ use crate::manifest::reader::{Cursor, Sink};
 
 /// The scheduler of pods that name none.
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
+/// The claims that it shares with pods of its namespace.
+fn mounts(object: &Object, claims: &[PodClaim]) -> Option<Box<Mounts>> {
+    let shared = claims.iter().filter(|claim| !claim.own && !claim.name.is_empty());
+    let claims: Vec<Arc<str>> = shared.map(|claim| claim.name.clone()).collect();
+    let pod = GangName::new(&object.metadata.namespace, &object.metadata.name);
+    (!claims.is_empty()).then(|| Box::new(Mounts { pod, claims }))
+}
 
 /// The fact that such a pod uses something of a node, or uses it no more; `None` where it never did.
 pub(super) fn other_pod(object: &Object) -> Option<Event> {
@@ -38,5 +47,6 @@ pub(super) fn other_pod(object: &Object) -> Option<Event> {
         scheduler: Arc::from(scheduler.filter(|name| !name.is_empty()).unwrap_or(DEFAULT_SCHEDULER)),
         request,
         host_ports: pod.constraints.host_ports.clone(),
+        mounts: mounts(object, &pod.claims),
     })))
 }

@@ -325,7 +325,12 @@ impl State {
     /// True where writes carry the object's version as a precondition, so that it must be told.
     fn is_version_used(&self, object: &Object) -> bool {
         match object.kind {
-            Kind::Node | Kind::PriorityClass | Kind::PodDisruptionBudget => false,
+            Kind::Node
+            | Kind::PriorityClass
+            | Kind::PodDisruptionBudget
+            | Kind::StorageClass
+            | Kind::PersistentVolume
+            | Kind::PersistentVolumeClaim => false,
             Kind::Pod => self.trim.is_ours(object),
             Kind::Queue | Kind::PodGroup | Kind::Job | Kind::GangPlan => true,
         }

@@ -12,6 +12,7 @@ use crate::api::{ControllerRef, Kind, Metadata, Object, Owner};
 use crate::convert::status::parse_time;
 
 mod pod;
+mod storage;
 
 /// What is kept of pods depends on whose they are.
 #[derive(Clone, Debug)]
@@ -98,6 +99,9 @@ pub fn object(kind: Kind, json: Value, trim: &Trim) -> Result<Object, Malformed>
                 ],
             );
         }
+        Kind::StorageClass => storage::cut_class(&mut object, &Value::Object(top)),
+        Kind::PersistentVolume => storage::cut_volume(&mut object, &spec),
+        Kind::PersistentVolumeClaim => storage::cut_claim(&mut object, &spec, &status),
         Kind::Queue | Kind::PodGroup | Kind::Job | Kind::GangPlan => {
             object.spec = spec;
             object.status = status;

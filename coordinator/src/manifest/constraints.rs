@@ -101,7 +101,8 @@ pub(super) fn read_node_affinity(cursor: &Cursor<'_>, constraints: &mut PodConst
     fields.finish(sink);
 }
 
-fn read_required(cursor: &Cursor<'_>, sink: &mut Sink) -> Vec<NodeTerm> {
+/// Reads a node selector: terms of which a node must meet one.
+pub(crate) fn read_required(cursor: &Cursor<'_>, sink: &mut Sink) -> Vec<NodeTerm> {
     let Some(mut fields) = cursor.fields(sink) else { return Vec::new() };
     let terms = fields.required(sink, "nodeSelectorTerms", "a list of at least one term");
     fields.finish(sink);

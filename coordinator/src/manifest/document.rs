@@ -187,7 +187,11 @@ impl Reader {
                 Some(spec) => read_own_pod(&spec, sink),
                 None => cursor.error(sink, "spec: missing: must be a pod's spec"),
             },
-            Kind::GangPlan | Kind::PodDisruptionBudget => return None,
+            Kind::GangPlan
+            | Kind::PodDisruptionBudget
+            | Kind::StorageClass
+            | Kind::PersistentVolume
+            | Kind::PersistentVolumeClaim => return None,
         }
         Some(Object { kind, metadata, spec: json, status: Value::Null })
     }

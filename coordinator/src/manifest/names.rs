@@ -10,6 +10,8 @@ use phalanx_text::did_you_mean;
 use super::reader::{Cursor, Sink};
 use super::tree::shorten;
 
+/// Access mode of claims of which a single pod may make use at a time.
+pub const ONE_POD: &str = "ReadWriteOncePod";
 /// Name of the scheduler in `schedulerName`.
 pub const SCHEDULER_PHALANX: &str = "phalanx";
 /// Volcano's scheduler name, served too.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_common::constraints::PodConstraints;
-use phalanx_common::gang::{Blocker, ContainerKind, MAX_CONTAINERS, PodRequest};
+use phalanx_common::gang::{Blocker, ContainerKind, MAX_CONTAINERS, PodClaim, PodRequest};
 
 use super::amounts::{container, read_container_resources, read_resources};
 use super::constraints::{read_gates, read_host_ports, read_node_affinity, read_tolerations};
@@ -25,6 +25,11 @@ pub struct PodFields {
     pub constraints: Arc<PodConstraints>,
     /// What keeps it from being placed.
     pub blockers: Vec<Blocker>,
+    /// The claims that its volumes name. That of an `ephemeral` volume has the name of the volume here, without the
+    /// pod's before it.
+    pub claims: Vec<PodClaim>,
+    /// The same where no claims are served.
+    pub volume_blockers: Vec<Blocker>,
     /// Its scheduler, where it names one.
     pub scheduler: Option<String>,
     /// Its PriorityClass.
@@ -112,6 +117,9 @@ pub fn read_pod(cursor: &Cursor<'_>, sink: &mut Sink) -> PodFields {
         fields.get("tolerations").map(|at| read_tolerations(&at, sink)).unwrap_or_default();
     constraints.gates = fields.get("schedulingGates").map(|at| read_gates(&at, sink)).unwrap_or_default();
     read_constraints(&mut fields, &mut constraints, &mut pod.blockers, sink);
+    if let Some(volumes) = fields.get("volumes") {
+        read_volumes(&volumes, &mut pod, sink);
+    }
     pod.constraints = Arc::new(constraints);
     fields.not_honoured(sink, &["preemptionPolicy"]);
     fields.check(sink, &IGNORED);
@@ -226,17 +234,6 @@ fn read_constraints(
             }
         }
     }
-    if let Some(volumes) = fields.get("volumes") {
-        for volume in volumes.list(sink).into_iter().flatten() {
-            for source in ["persistentVolumeClaim", "ephemeral"] {
-                if has_field(volume.node, source) {
-                    let message =
-                        format!("volumes with {source} are not served yet: their place cannot be checked");
-                    block(blockers, &volume.below(source), &message, &volume, sink);
-                }
-            }
-        }
-    }
     for (name, message) in [
         ("resourceClaims", "claims of DRA are not served yet: ask for the devices as limits"),
         ("resources", "resources of a whole pod are not served yet: set them on its containers"),
@@ -249,6 +246,25 @@ fn read_constraints(
             && !at.is_empty()
         {
             block(blockers, &at.path, message, &at, sink);
+        }
+    }
+}
+
+/// Volumes that are claims: without one the pod cannot start.
+fn read_volumes(volumes: &Cursor<'_>, pod: &mut PodFields, sink: &mut Sink) {
+    for volume in volumes.list(sink).into_iter().flatten() {
+        for source in ["persistentVolumeClaim", "ephemeral"] {
+            let Some(node) = field(volume.node, source).filter(|node| node.value != Tree::Null) else {
+                continue;
+            };
+            let name = match source {
+                "ephemeral" => text_field(volume.node, "name"),
+                _ => text_field(node, "claimName"),
+            };
+            let claim = Arc::from(name.unwrap_or_default());
+            pod.claims.push(PodClaim { name: claim, own: source == "ephemeral" });
+            let message = format!("volumes with {source} are not served in standalone mode: remove it");
+            block(&mut pod.volume_blockers, &volume.below(source), &message, &volume, sink);
         }
     }
 }
@@ -288,23 +304,16 @@ fn block(blockers: &mut Vec<Blocker>, field: &str, message: &str, at: &Cursor<'_
     blockers.push(Blocker { field: Arc::from(field), message: Arc::from(message) });
 }
 
-fn has_field(node: &super::tree::Node, name: &str) -> bool {
+fn field<'n>(node: &'n super::tree::Node, name: &str) -> Option<&'n super::tree::Node> {
     match &node.value {
-        Tree::Map(entries) => {
-            entries.iter().any(|entry| &*entry.key == name && entry.node.value != Tree::Null)
-        }
-        _ => false,
+        Tree::Map(entries) => entries.iter().find(|entry| &*entry.key == name).map(|entry| &entry.node),
+        _ => None,
     }
 }
 
 fn text_field<'n>(node: &'n super::tree::Node, name: &str) -> Option<&'n str> {
-    match &node.value {
-        Tree::Map(entries) => {
-            entries.iter().find(|entry| &*entry.key == name).and_then(|entry| match &entry.node.value {
-                Tree::Text(text) => Some(&**text),
-                _ => None,
-            })
-        }
+    match &field(node, name)?.value {
+        Tree::Text(text) => Some(text),
         _ => None,
     }
 }

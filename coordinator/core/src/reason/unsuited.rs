@@ -20,6 +20,13 @@ pub enum Unmet {
     Selector(Vec<(Arc<str>, Arc<str>)>),
     /// Required node affinity; its terms as text.
     Affinity(Arc<str>),
+    /// The volume of a claim is reached from other nodes only; the terms that those meet, as text.
+    Volume {
+        /// The claim.
+        claim: Arc<str>,
+        /// The terms.
+        terms: Arc<str>,
+    },
     /// A port that another pod has there.
     Port(HostPort),
     /// The node has as many pods as it may have.
@@ -44,6 +51,16 @@ impl Unmet {
                 format!("{count} {do_not} match its node affinity, whose terms are empty")
             }
             Self::Affinity(terms) => format!("{count} {do_not} match node affinity {terms}"),
+            Self::Volume { claim, terms } if terms.is_empty() => {
+                format!(
+                    "{count} {do_not} reach claim {claim}: its volume is reachable from no node, its terms are empty"
+                )
+            }
+            Self::Volume { claim, terms } => {
+                format!(
+                    "{count} {do_not} reach claim {claim}: its volume is only reachable from nodes with {terms}"
+                )
+            }
             Self::Port(port) => format!("{count} {have} {port} taken"),
             Self::Pods => format!("{count} {are} full of pods"),
             Self::NoAgent => format!("{count} {have} no agent"),
@@ -61,6 +78,11 @@ impl Unmet {
                 labels = label_text(labels)
             ),
             Self::Affinity(_) => "change spec.affinity.nodeAffinity (or label nodes to meet it)".to_owned(),
+            Self::Volume { claim, .. } => {
+                format!(
+                    "use another claim than {claim}, with a volume that such nodes reach (or label nodes to meet its terms)"
+                )
+            }
             Self::Port(port) => format!("ask for another host port than {port}"),
             Self::Pods | Self::NoAgent | Self::TooSmall(_) => String::new(),
         }

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_common::constraints::{Toleration, TolerationOperator};
+use phalanx_common::constraints::{NodeTerm, Toleration, TolerationOperator};
 use phalanx_common::resources::NVIDIA_GPU;
 
 use crate::amounts::ResourceKey;
@@ -80,6 +80,9 @@ fn unmet(
             Unmet::Selector(missing.map(|(key, value)| (key.clone(), value.clone())).collect())
         }
         Obstacle::Affinity => Unmet::Affinity(terms.clone()),
+        Obstacle::Volume(volume) => {
+            Unmet::Volume { claim: volume.claim.clone(), terms: text_of(volume.terms.iter()) }
+        }
         Obstacle::Port(port) => Unmet::Port((*port).clone()),
         Obstacle::Pods => Unmet::Pods,
         Obstacle::Short(key) => Unmet::TooSmall(Arc::from(cluster.resources.name(*key))),
@@ -88,7 +91,10 @@ fn unmet(
 
 /// The terms of a pod's required affinity as text.
 fn terms(need: &PodNeed) -> Arc<str> {
-    let terms = need.constraints.required.iter().flatten();
+    text_of(need.constraints.required.iter().flatten())
+}
+
+fn text_of<'t>(terms: impl Iterator<Item = &'t NodeTerm>) -> Arc<str> {
     let terms: Vec<String> = terms.map(ToString::to_string).filter(|term| !term.is_empty()).collect();
     let terms = terms.join(" or ");
     let cut = terms.char_indices().nth(TERMS_LENGTH).map(|(at, _)| format!("{} …", &terms[..at]));
@@ -178,6 +184,7 @@ fn without(need: &PodNeed, set: &BTreeSet<Unmet>) -> PodNeed {
                     .retain(|key, value| !labels.iter().any(|(of, is)| (of, is) == (&*key, &*value)));
             }
             Unmet::Affinity(_) => constraints.required = None,
+            Unmet::Volume { claim, .. } => need.volumes.retain(|volume| volume.claim != *claim),
             Unmet::Port(_) | Unmet::Pods | Unmet::NoAgent | Unmet::TooSmall(_) => {}
         }
     }

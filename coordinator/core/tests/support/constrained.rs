@@ -79,7 +79,7 @@ pub(super) fn toleration(text: &str) -> Toleration {
     Toleration { key: key.into(), operator, value: value.into(), effect }
 }
 
-fn term(text: &str) -> NodeTerm {
+pub(super) fn term(text: &str) -> NodeTerm {
     let mut term = NodeTerm::default();
     for rule in text.split('&').filter(|rule| !rule.is_empty()) {
         let mut parts = rule.split(':');

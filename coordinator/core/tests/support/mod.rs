@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod claims;
 mod constrained;
 pub mod play;
 
@@ -21,7 +22,7 @@ use phalanx_common::wire::{
     RefusalCause, ToAgent,
 };
 use phalanx_core::action::{Action, Command, GangStatus};
-use phalanx_core::event::{Event, NodeSpec, OtherPod, Outcome};
+use phalanx_core::event::{ClaimSpec, Event, NodeSpec, OtherPod, Outcome};
 use phalanx_core::reason::Reason;
 use phalanx_core::{Core, Settings, invariants, is_believable};
 
@@ -63,6 +64,8 @@ pub struct World {
     lone: BTreeMap<PodUid, GangSpec>,
     /// Pods of others, by UID.
     others: BTreeMap<PodUid, OtherPod>,
+    /// PersistentVolumeClaims.
+    claims: BTreeMap<GangName, ClaimSpec>,
     settings: Settings,
     plans: BTreeMap<GangName, GangPlan>,
     statuses: BTreeMap<GangName, GangStatus>,
@@ -111,6 +114,7 @@ impl World {
             pods: BTreeMap::new(),
             lone: BTreeMap::new(),
             others: BTreeMap::new(),
+            claims: BTreeMap::new(),
             settings: Settings::default(),
             plans: BTreeMap::new(),
             statuses: BTreeMap::new(),
@@ -161,6 +165,7 @@ impl World {
         events.extend(gangs.into_iter().map(Event::GangApplied));
         events.extend(self.pods.values().map(|pod| self.pod_event(pod)));
         events.extend(self.others.values().cloned().map(|pod| Event::OtherPodApplied(Box::new(pod))));
+        events.extend(self.claims.values().cloned().map(|claim| Event::ClaimApplied(Box::new(claim))));
         events.extend(self.plans.values().cloned().map(Event::PlanFound));
         events
     }
@@ -728,6 +733,12 @@ impl World {
                 self.others.remove(&uid).expect("a pod of others");
                 self.apply(Event::PodDeleted(uid));
             }
+            "claim" => self.make_claim(&words),
+            "claim-gone" => {
+                let claim = name(words.plain[1]);
+                self.claims.remove(&claim).expect("a claim");
+                self.apply(Event::ClaimDeleted(claim));
+            }
             "kubelets-stop-pods" => {
                 self.settings.kubelet_stops_pods = true;
                 self.start();
@@ -1020,7 +1031,9 @@ impl World {
     /// A pod that is none of ours, on a node: `other NODE POD gpu=4 cpu=2`.
     fn make_other(&mut self, words: &Words<'_>) {
         let mut request = Resources::new();
-        for (key, value) in words.options.iter().filter(|(key, _)| !matches!(**key, "scheduler" | "ports")) {
+        for (key, value) in
+            words.options.iter().filter(|(key, _)| !matches!(**key, "scheduler" | "ports" | "claims"))
+        {
             let (name, amount) = resource(key, value);
             request.set(name, amount);
         }
@@ -1030,6 +1043,7 @@ impl World {
             scheduler: words.options.get("scheduler").copied().unwrap_or("default-scheduler").into(),
             request,
             host_ports: constrained::constraints(words).host_ports,
+            mounts: claims::mounts(words),
         };
         self.others.insert(pod.uid.clone(), pod.clone());
         self.apply(Event::OtherPodApplied(Box::new(pod)));
@@ -1177,6 +1191,7 @@ impl World {
                 .collect(),
             group_uid: Default::default(),
             constraints: Arc::new(constrained::constraints(words)),
+            claims: claims::of_pod(words, pod),
             blockers: blocker
                 .into_iter()
                 .map(|(field, message)| Blocker {

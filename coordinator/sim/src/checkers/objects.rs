@@ -34,7 +34,13 @@ pub fn check_told(end: &End<'_>) -> Result<(), String> {
             Kind::PodGroup => gangs.contains(name),
             Kind::Node => nodes.contains(name),
             Kind::Pod => pods.contains(name),
-            Kind::Job | Kind::GangPlan | Kind::PriorityClass | Kind::PodDisruptionBudget => true,
+            Kind::Job
+            | Kind::GangPlan
+            | Kind::PriorityClass
+            | Kind::PodDisruptionBudget
+            | Kind::StorageClass
+            | Kind::PersistentVolume
+            | Kind::PersistentVolumeClaim => true,
         };
         if !is_told {
             return Err(format!("{key} is there, and the coordinator does not tell of it"));

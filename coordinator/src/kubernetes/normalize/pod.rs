@@ -52,13 +52,16 @@ pub(super) fn cut(object: &mut Object, mut spec: Value, status: &Value, trim: &T
         }
     }
     if is_ours {
-        let volumes = spec.get("volumes").and_then(Value::as_array).into_iter().flatten();
-        let placed: Vec<Value> = volumes.filter_map(placed_volume).collect();
+        let placed: Vec<Value> = volumes_of(&spec).filter_map(placed_volume).collect();
         if !placed.is_empty() {
             kept.insert("volumes".to_owned(), Value::Array(placed));
         }
         object.status = own_status(status);
     } else {
+        let claimed: Vec<Value> = volumes_of(&spec).filter_map(shared_claim).collect();
+        if !claimed.is_empty() {
+            kept.insert("volumes".to_owned(), Value::Array(claimed));
+        }
         object.metadata.labels.clear();
         object.metadata.annotations.clear();
         object.metadata.controller = None;
@@ -85,6 +88,16 @@ fn container(from: Value) -> Value {
         kept.insert("ports".to_owned(), Value::Array(on_host));
     }
     Value::Object(kept)
+}
+
+fn volumes_of(spec: &Value) -> impl Iterator<Item = &Value> {
+    spec.get("volumes").and_then(Value::as_array).into_iter().flatten()
+}
+
+/// A claim that pods of ours may mount too. That of an ephemeral volume is the pod's own.
+fn shared_claim(from: &Value) -> Option<Value> {
+    let claim = from.get("persistentVolumeClaim").filter(|claim| !claim.is_null())?;
+    Some(json!({ "persistentVolumeClaim": picked(claim, &["claimName"]) }))
 }
 
 /// A volume that says where the pod may go, without its details.

@@ -126,6 +126,7 @@ fn of_pods_of_others_only_what_they_use_is_kept() {
         (&pod.spec["nodeName"], &pod.spec["schedulerName"]),
         (&json!("n1"), &json!("default-scheduler"))
     );
+    assert_eq!(pod.spec["volumes"], json!([{ "persistentVolumeClaim": { "claimName": "c" } }]));
     assert_eq!(pod.status, json!({ "phase": "Failed" }));
     // A pod that names no scheduler is nobody's of ours.
     let mut nobodys = full_pod("");
@@ -197,6 +198,56 @@ fn objects_without_a_spec_keep_their_fields_in_one() {
     let budget = read(Kind::PodDisruptionBudget, budget);
     assert_eq!(budget.spec["minAvailable"], 2);
     assert_eq!(budget.status, json!({ "disruptionsAllowed": 1, "currentHealthy": 3 }));
+}
+
+#[test]
+fn of_claims_volumes_and_classes_only_what_decides_about_pods_is_kept() {
+    let mut claim = json!({
+        "metadata": metadata("space", "data"),
+        "spec": {
+            "accessModes": ["ReadWriteMany", "ReadWriteOncePod"],
+            "resources": { "requests": { "storage": "1Gi" } },
+            "storageClassName": "fast",
+            "volumeMode": "Filesystem",
+            "volumeName": "pv-1",
+        },
+        "status": { "phase": "Bound", "accessModes": ["ReadWriteOncePod"], "capacity": { "storage": "1Gi" } },
+    });
+    claim["metadata"]["ownerReferences"] =
+        json!([{ "apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true }]);
+    let read_claim = read(Kind::PersistentVolumeClaim, claim.clone());
+    assert_eq!(read_claim.spec, json!({ "storageClassName": "fast", "accessModes": ["ReadWriteOncePod"] }));
+    assert_eq!(read_claim.status, json!({ "phase": "Bound", "volumeName": "pv-1" }));
+    let kept = &read_claim.metadata;
+    assert!(kept.labels.is_empty() && kept.annotations.is_empty() && kept.controller.is_none());
+    assert_eq!(kept.owner.as_ref().map(|owner| (owner.kind, owner.uid.as_str())), Some((Kind::Pod, "u")));
+    // What differs from claim to claim is no part of the spec.
+    claim["spec"]["volumeName"] = json!("pv-2");
+    assert_eq!(read(Kind::PersistentVolumeClaim, claim).spec, read_claim.spec);
+
+    let required =
+        json!({ "nodeSelectorTerms": [{ "matchExpressions": [{ "key": "zone", "operator": "Exists" }] }] });
+    let volume = json!({
+        "metadata": metadata("", "pv-1"),
+        "spec": {
+            "capacity": { "storage": "1Gi" },
+            "claimRef": { "kind": "PersistentVolumeClaim", "namespace": "space", "name": "data", "uid": "u", "resourceVersion": "3" },
+            "csi": { "driver": "d", "volumeHandle": "v" },
+            "nodeAffinity": { "required": required },
+        },
+        "status": { "phase": "Bound" },
+    });
+    let volume = read(Kind::PersistentVolume, volume);
+    assert_eq!(volume.spec, json!({ "nodeAffinity": { "required": required } }));
+    assert_eq!(volume.status, json!({ "claimRef": { "namespace": "space", "name": "data", "uid": "u" } }));
+    assert!(volume.metadata.labels.is_empty() && volume.metadata.annotations.is_empty());
+
+    let class = json!({
+        "metadata": metadata("", "fast"), "provisioner": "d", "parameters": { "type": "ssd" },
+        "volumeBindingMode": "WaitForFirstConsumer",
+    });
+    let class = read(Kind::StorageClass, class);
+    assert_eq!(class.spec, json!({ "volumeBindingMode": "WaitForFirstConsumer" }));
 }
 
 #[test]

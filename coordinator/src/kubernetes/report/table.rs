@@ -29,7 +29,7 @@ const MOST_CAUSES: usize = 16;
 
 /// Codes of reasons that more nodes do not help: a node autoscaler must not take them for a wish. What a gang that is
 /// not admitted waits for is never such a wish.
-const NOT_FOR_NODES: [&str; 10] = [
+const NOT_FOR_NODES: [&str; 18] = [
     "NoSuchQueue",
     "QueueClosed",
     "NoSuchPriorityClass",
@@ -38,6 +38,14 @@ const NOT_FOR_NODES: [&str; 10] = [
     "TooFewPods",
     "PodBlocked",
     "PodGated",
+    "ClaimBinding",
+    "ClaimMissing",
+    "ClaimOfAnother",
+    "ClaimAwaitsPod",
+    "ClaimLost",
+    "ClaimDeleted",
+    "ClaimUnreadable",
+    "ClaimInUse",
     "MorePodsWait",
     "InProgress",
 ];

@@ -313,4 +313,7 @@ fn paths_are_those_of_an_api_server() {
     assert_eq!(path(Kind::Pod), "/api/v1/pods");
     assert_eq!(path(Kind::PodGroup), "/apis/scheduling.volcano.sh/v1beta1/podgroups");
     assert_eq!(path(Kind::PodDisruptionBudget), "/apis/policy/v1/poddisruptionbudgets");
+    assert_eq!(path(Kind::PersistentVolumeClaim), "/api/v1/persistentvolumeclaims");
+    assert_eq!(path(Kind::PersistentVolume), "/api/v1/persistentvolumes");
+    assert_eq!(path(Kind::StorageClass), "/apis/storage.k8s.io/v1/storageclasses");
 }
