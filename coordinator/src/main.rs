@@ -15,10 +15,6 @@ use phalanx_coordinator::replay::{self, ReplayArguments, ReplayError};
 use phalanx_process::{LogFormat, outlive_file_limits, start_log};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// A watch of pods makes and drops hundreds of small values for each pod: glibc's allocator took a fifth of the time.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Decides queues, gangs and placement, and asks the agents of the nodes for the exact GPUs.
 #[derive(Parser)]
 #[command(name = "phalanx-coordinator", version)]
