@@ -354,7 +354,7 @@ pub(crate) async fn follow<A: Api>(
     others: &mut JoinSet<()>,
 ) -> Result<(), ApiError> {
     let mut watcher = Watcher::begin(api.clone(), Arc::clone(metrics)).await?;
-    // Queues come before the gangs in them, and plans last: objects are listed by kind in that order.
+    // Queues come before the gangs in them: objects are listed by kind in that order. Nothing is decided before `Synced`.
     let reading = api.reading();
     let objects = std::iter::from_fn(|| watcher.listed());
     let mut told = Told { reading, plans: PlansTold::default(), claims: Claims::default() };

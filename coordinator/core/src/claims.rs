@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use phalanx_common::constraints::NodeTerm;
 use phalanx_common::gang::{PodClaim, PodSpec};
-use phalanx_common::ids::{GangName, PodUid};
+use phalanx_common::ids::{GangName, LeaseId, PodUid};
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,8 @@ struct Entry {
     spec: Option<ClaimSpec>,
     /// Pods of ours that have not ended.
     pods: BTreeSet<PodUid>,
+    /// Those of them that have a place, or run.
+    holders: BTreeSet<PodUid>,
     /// Pods of others on our nodes, with their names.
     others: BTreeMap<PodUid, Arc<str>>,
 }
@@ -112,6 +114,10 @@ impl Claims {
         let Some(spec) = self.get(&pod.name.namespace, claim).and_then(|entry| entry.spec.as_ref()) else {
             return Some(ClaimProblem::Missing { own: claim.own });
         };
+        // That of a pod of the same name that is just going: it passes.
+        if matches!(spec.state, ClaimState::Deleting) {
+            return Some(ClaimProblem::Deleting);
+        }
         if claim.own && spec.owner.as_ref() != Some(&pod.uid) {
             return Some(ClaimProblem::OfAnother { pod: pod.name.name.clone() });
         }
@@ -120,10 +126,14 @@ impl Claims {
             ClaimState::Binding => Some(ClaimProblem::Binding { since: spec.created, seconds: None }),
             ClaimState::AwaitsPod { class } => Some(ClaimProblem::AwaitsPod { class: class.clone() }),
             ClaimState::Lost => Some(ClaimProblem::Lost),
-            ClaimState::Deleting => Some(ClaimProblem::Deleting),
+            ClaimState::Deleting => None,
             ClaimState::Unreadable { problem } => Some(ClaimProblem::Unreadable { problem: problem.clone() }),
         }
     }
+}
+
+fn names_of(pod: &PodSpec) -> Vec<GangName> {
+    pod.claims.iter().map(|claim| name_of(&pod.name.namespace, &claim.name)).collect()
 }
 
 fn name_of(namespace: &Arc<str>, name: &Arc<str>) -> GangName {
@@ -195,25 +205,50 @@ impl Core {
                 entry.pods.insert(pod.uid.clone());
             });
         }
-        if self.pod_ended(pod) {
-            self.wake_those_who_share(pod);
-        }
         self.claims.looked_up(pod)
+    }
+
+    /// Gives a pod a lease, or takes it away; gives the one it had.
+    pub(crate) fn set_pod_lease(&mut self, uid: &PodUid, lease: Option<LeaseId>) -> Option<LeaseId> {
+        let before = std::mem::replace(&mut self.gangs.pods.get_mut(uid)?.lease, lease);
+        self.note_holder(uid);
+        before
+    }
+
+    /// A pod has a place now, or has none: its claims are its own, or free for others.
+    pub(crate) fn note_holder(&mut self, uid: &PodUid) {
+        let Some(pod) = self.gangs.pods.get(uid).filter(|pod| !pod.spec.claims.is_empty()) else { return };
+        let (holds, has_ended) = (self.holds(pod), pod.spec.phase.is_terminal());
+        for name in names_of(&pod.spec) {
+            let mut is_freed = false;
+            self.claims.change(name.clone(), |entry| {
+                if holds && !has_ended {
+                    entry.holders.insert(uid.clone());
+                } else {
+                    is_freed = entry.holders.remove(uid);
+                }
+            });
+            if is_freed {
+                self.wake_users(&name);
+            }
+        }
+    }
+
+    fn holds(&self, pod: &Pod) -> bool {
+        (pod.lease.is_some() || pod.spec.binding.is_some()) && !self.pod_ended(&pod.spec)
     }
 
     /// A pod has ended or is gone: it mounts nothing any more.
     pub(crate) fn unlink_claims(&mut self, pod: &PodSpec) {
-        for claim in &pod.claims {
-            self.claims.change(name_of(&pod.name.namespace, &claim.name), |entry| {
+        for name in names_of(pod) {
+            let mut is_freed = false;
+            self.claims.change(name.clone(), |entry| {
                 entry.pods.remove(&pod.uid);
+                is_freed = entry.holders.remove(&pod.uid);
             });
-        }
-        self.wake_those_who_share(pod);
-    }
-
-    fn wake_those_who_share(&mut self, pod: &PodSpec) {
-        for claim in &pod.claims {
-            self.wake_users(&name_of(&pod.name.namespace, &claim.name));
+            if is_freed {
+                self.wake_users(&name);
+            }
         }
     }
 
@@ -283,10 +318,8 @@ impl Core {
 
     /// A pod other than this one that has a place, or runs, and mounts the claim.
     fn user_of(&self, entry: &Entry, but: &PodUid) -> Option<Arc<str>> {
-        let ours = entry.pods.iter().filter(|uid| *uid != but).filter_map(|uid| self.gangs.pods.get(uid));
-        let mut ours = ours
-            .filter(|pod| (pod.lease.is_some() || pod.spec.binding.is_some()) && !self.pod_ended(&pod.spec));
-        let user = ours.next().map(|pod| pod.spec.name.name.clone());
+        let ours = entry.holders.iter().find(|uid| *uid != but).and_then(|uid| self.gangs.pods.get(uid));
+        let user = ours.map(|pod| pod.spec.name.name.clone());
         user.or_else(|| entry.others.iter().find(|(uid, _)| *uid != but).map(|(_, name)| name.clone()))
     }
 
@@ -294,11 +327,12 @@ impl Core {
     /// before one that passes by itself.
     pub(crate) fn held_by_claims(&self, gang: &Gang) -> Option<(u32, ClaimHeld)> {
         // Those that are blocked wait for that.
-        let pods =
-            self.in_order(gang, |pod| pod.is_unplaced() && !pod.is_blocked() && !pod.spec.claims.is_empty());
-        if !pods.iter().any(|(_, pod)| pod.awaits_claims || pod.has_one_pod_claims) {
+        let is_meant = |pod: &Pod| pod.is_unplaced() && !pod.is_blocked() && !pod.spec.claims.is_empty();
+        let may_wait = |pod: &Pod| is_meant(pod) && (pod.awaits_claims || pod.has_one_pod_claims);
+        if !self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| may_wait(pod)) {
             return None;
         }
+        let pods = self.in_order(gang, is_meant);
         let (mut taken, mut held) = (Taken::new(), 0_u32);
         let mut first: Option<(Arc<str>, ClaimProblem)> = None;
         let mut all: BTreeMap<&Arc<str>, bool> = BTreeMap::new();
@@ -341,6 +375,13 @@ impl Core {
             };
             if let Some(uid) = entry.pods.iter().find(|uid| mounts(uid).is_none()) {
                 return Err(format!("claim {name}: pod {uid} stands there and does not mount it"));
+            }
+            let holds = |uid: &PodUid| self.gangs.pods.get(uid).is_some_and(|pod| self.holds(pod));
+            if let Some(uid) = entry.pods.iter().find(|uid| holds(uid) != entry.holders.contains(*uid)) {
+                return Err(format!("claim {name}: whether pod {uid} has it is not what the pod is"));
+            }
+            if !entry.holders.is_subset(&entry.pods) {
+                return Err(format!("claim {name}: a pod has it that does not mount it"));
             }
             if let Some(uid) = entry.others.keys().find(|uid| !self.others.pods.contains_key(*uid)) {
                 return Err(format!("claim {name}: pod {uid} of others stands there and is gone"));

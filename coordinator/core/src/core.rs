@@ -56,7 +56,7 @@ pub(crate) enum Timer {
     PodsMissing(GangKey),
     /// End of a node's quarantine.
     Quarantine(NodeIndex),
-    /// A queue's status that could not be written.
+    /// A queue's status that could not be written, or was written just before.
     QueueStatus(QueueName),
     /// A plan that could not be removed.
     PlanRemoval(GangName),
@@ -118,6 +118,9 @@ pub struct Core {
     pub(crate) plans_found: Vec<GangPlan>,
     /// What agents told before everything stored was known.
     pub(crate) reports: BTreeMap<NodeIndex, Vec<LeaseReport>>,
+    /// Quota was given back since the last pass, though no room may have been.
+    #[serde(default)]
+    pub(crate) quota_freed: bool,
     /// `room_generation` of the cluster at the last pass.
     pub(crate) room_seen: u64,
     /// The cluster without use, for "could it ever run", and its generation.
@@ -170,6 +173,7 @@ impl Core {
             strangers_fenced: BTreeMap::new(),
             plans_found: Vec::new(),
             reports: BTreeMap::new(),
+            quota_freed: false,
             room_seen: 0,
             emptied: None,
             capacity: None,
@@ -271,7 +275,8 @@ impl Core {
     }
 
     fn is_settled(&self) -> bool {
-        self.touched.is_empty() && self.to_try.is_empty() && self.room_seen == self.cluster.room_generation
+        let is_quiet = self.touched.is_empty() && self.to_try.is_empty() && !self.quota_freed;
+        is_quiet && self.room_seen == self.cluster.room_generation
     }
 
     /// When `cycle` must be called at the latest, and for what.

@@ -189,6 +189,7 @@ impl Core {
             queue.charged.subtract(&charge);
             queue.allocated.subtract(&leased);
             let admitted = queue.admitted.remove(&before);
+            self.quota_freed |= queue.has_limits();
             let queue = self.queues.ensure(&to);
             queue.count(kind, true);
             queue.charged.add(&charge);
@@ -207,7 +208,7 @@ impl Core {
         self.move_order(key, before, order);
         if is_new_object {
             let finished = self.gangs.gangs.get_mut(&key).is_some_and(|gang| {
-                gang.written = None;
+                (gang.written, gang.placing_since) = (None, None);
                 matches!(gang.phase, Phase::Finished)
             });
             if finished {
@@ -288,6 +289,7 @@ impl Core {
         let lease = before.and_then(|(_, lease)| lease);
         self.gangs.pods_of.entry(gang.clone()).or_default().insert(uid.clone());
         self.gangs.pods.insert(uid.clone(), Pod { spec, need, lease, awaits_claims, has_one_pod_claims });
+        self.note_holder(&uid);
         if let Some(key) = self.gangs.key(&gang) {
             self.touched.insert(key);
             self.note_binding(key, &uid);
@@ -346,9 +348,7 @@ impl Core {
                 // Bound by somebody else: our promise was for nothing, theirs is counted.
                 self.drop_member(key, uid);
                 self.end_lease(lease);
-                if let Some(pod) = self.gangs.pods.get_mut(uid) {
-                    pod.lease = None;
-                }
+                self.set_pod_lease(uid, None);
                 self.adopt(key, uid);
             }
             None if self.synced => self.adopt(key, uid),

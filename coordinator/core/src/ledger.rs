@@ -82,11 +82,12 @@ impl Core {
         lease.charged = charge;
         let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get(&key)) else { return };
         let queue = gang.spec.queue.clone();
-        let allocated = &mut self.queues.ensure(&queue).allocated;
+        let counted = self.queues.ensure(&queue);
         if charge {
-            allocated.add(&lease.taken.amounts);
+            counted.allocated.add(&lease.taken.amounts);
         } else {
-            allocated.subtract(&lease.taken.amounts);
+            counted.allocated.subtract(&lease.taken.amounts);
+            self.quota_freed |= counted.has_limits();
         }
         self.touched_queues.insert(queue);
     }
@@ -115,10 +116,8 @@ impl Core {
             self.attach_leases(lease.node);
         }
         self.forget_node(lease.node);
-        if let Some(pod) = self.gangs.pods.get_mut(lease.pod())
-            && pod.lease == Some(id)
-        {
-            pod.lease = None;
+        if self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.lease == Some(id)) {
+            self.set_pod_lease(lease.pod(), None);
         }
         let Some(key) = lease.gang else { return };
         self.touched.insert(key);
@@ -137,11 +136,13 @@ impl Core {
     pub(crate) fn lease_known(&mut self, id: LeaseId, state: Option<LeaseState>) {
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
         if lease.known != state {
-            // The answer to an earlier message, while one that asks for more is on its way.
-            let is_between = state.is_some_and(|state| {
-                state < LeaseState::Releasing && lease.sent.is_some_and(|sent| sent.state > state)
-            });
-            if !(is_between && state > lease.known) {
+            // The answer to an earlier message, while one that asks for more is on its way: to forget that one would send
+            // it twice.
+            let is_between = state > lease.known
+                && state.is_some_and(|state| {
+                    state < LeaseState::Releasing && lease.sent.is_some_and(|sent| sent.state > state)
+                });
+            if !is_between {
                 lease.sent = None;
             }
             lease.known = state;

@@ -75,6 +75,8 @@ impl Core {
         let queue = self.queues.ensure(&gang.spec.queue);
         queue.charged.subtract(&gang.charge);
         queue.charged.add(&charge);
+        // It was charged for more, or less, than it asks for now.
+        self.quota_freed |= !gang.charge.is_zero() && !charge.is_zero() && queue.has_limits();
         let freed = charge.is_zero();
         if freed {
             queue.admitted.remove(&gang.order);
@@ -242,7 +244,7 @@ impl Core {
                 let pod_name = pod.spec.name.clone();
                 let id = self.emit_fence(uid, &pod_name, Pending::Pod(key, uid.clone()), actions);
                 fencing.insert(uid.clone(), id);
-            } else if let Some(lease) = self.gangs.pods.get_mut(uid).and_then(|pod| pod.lease.take()) {
+            } else if let Some(lease) = self.set_pod_lease(uid, None) {
                 self.end_lease(lease);
             }
         }

@@ -266,9 +266,7 @@ impl Core {
             self.note_bind_failure(key, "its place was taken by a pod of another scheduler", text, actions);
             return;
         };
-        if let Some(pod) = self.gangs.pods.get_mut(uid) {
-            pod.lease = None;
-        }
+        self.set_pod_lease(uid, None);
         self.end_lease(id);
         let Some(mut round) = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.round()).cloned() else {
             return;

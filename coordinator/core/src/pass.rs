@@ -49,7 +49,8 @@ struct More {
 impl Core {
     /// Tries the gangs that may have a chance now.
     pub(crate) fn pass(&mut self, now: Time, actions: &mut Vec<Action>) {
-        if self.cluster.room_generation != self.room_seen {
+        if self.cluster.room_generation != self.room_seen || self.quota_freed {
+            self.quota_freed = false;
             self.wake_all();
         }
         let mut failed = Failed::new();

@@ -29,9 +29,9 @@ pub(crate) struct Queue {
     pub(crate) admitted: BTreeMap<OrderKey, GangKey>,
     counts: BTreeMap<PhaseKind, u32>,
     pub(crate) written: Option<QueueStatus>,
-    /// When that was.
+    /// When one was written last, or tried.
     #[serde(default)]
-    pub(crate) written_at: Time,
+    pub(crate) written_at: Option<Time>,
     /// The API shows another status: then it is written again.
     pub(crate) stray_due: Option<Time>,
 }
@@ -67,6 +67,11 @@ impl Queue {
             let passes = asked > 0 && used.saturating_add(asked) > *limit;
             passes.then(|| Over { resource: resource.clone(), limit: *limit, used, asked })
         })
+    }
+
+    /// True where gangs may have to wait for others of the queue.
+    pub(crate) fn has_limits(&self) -> bool {
+        !self.limits.is_empty()
     }
 
     /// Ceiling of a resource.

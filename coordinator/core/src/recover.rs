@@ -131,8 +131,8 @@ impl Core {
             return;
         }
         let node = self.cluster.ensure_node(&binding.node);
-        let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
-        pod.lease = Some(id);
+        self.set_pod_lease(uid, Some(id));
+        let Some(pod) = self.gangs.pods.get(uid) else { return };
         let request = LeaseRequest {
             pod: uid.clone(),
             pod_name: pod.spec.name.clone(),

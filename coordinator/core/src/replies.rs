@@ -29,10 +29,21 @@ impl Core {
         // Whoever says Hello is silent no more.
         self.cluster.end_early(node, EarlyEnd::Answer);
         self.ask_anew(node);
+        self.forget_sent(node);
         if self.synced {
             self.reconcile(node, hello.leases, actions);
         } else {
             self.reports.insert(node, hello.leases);
+        }
+    }
+
+    /// What was sent over an earlier connection may be lost, also where its end was not heard of yet.
+    fn forget_sent(&mut self, node: NodeIndex) {
+        let ids: Vec<LeaseId> = self.leases.by_node.get(&node).into_iter().flatten().copied().collect();
+        for id in ids {
+            if let Some(lease) = self.leases.leases.get_mut(&id) {
+                lease.sent = None;
+            }
         }
     }
 
@@ -270,7 +281,7 @@ impl Core {
     /// A Binding failed for good: its pod is placed anew.
     fn give_up(&mut self, key: GangKey, uid: &PodUid) {
         self.drop_member(key, uid);
-        if let Some(lease) = self.gangs.pods.get_mut(uid).and_then(|pod| pod.lease.take()) {
+        if let Some(lease) = self.set_pod_lease(uid, None) {
             self.end_lease(lease);
         }
     }
@@ -338,10 +349,10 @@ impl Core {
         }
         fencing.remove(uid);
         (*retry_at, *tries) = (self.now, 0);
-        let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
+        let Some(pod) = self.gangs.pods.get(uid) else { return };
         if pod.spec.binding.is_some() {
             pods.insert(uid.clone());
-        } else if let Some(lease) = pod.lease.take() {
+        } else if let Some(lease) = self.set_pod_lease(uid, None) {
             self.end_lease(lease);
         }
     }

@@ -51,7 +51,8 @@ impl Core {
         let named = if planted::is(Bug::OtherNodesGpus) { NodeIndex(0) } else { place.node };
         let gpus = self.cluster.node(named).gpu_ids(place.mask);
         let local = node.agent.is_none();
-        let Some(pod) = self.gangs.pods.get_mut(&place.pod) else { return };
+        self.set_pod_lease(&place.pod, Some(id));
+        let Some(pod) = self.gangs.pods.get(&place.pod) else { return };
         let request = LeaseRequest {
             pod: place.pod.clone(),
             pod_name: pod.spec.name.clone(),
@@ -61,7 +62,6 @@ impl Core {
             exactness: Exactness::Exact,
             run_for: pod.spec.run_for,
         };
-        pod.lease = Some(id);
         let ports = pod.need.constraints.host_ports.clone();
         let taken = Taken { lease: id, amounts: pod.need.amounts.clone(), gpus, ports };
         round.members.insert(place.pod.clone(), Member::new(id, BindState::Waiting));
@@ -391,9 +391,7 @@ impl Core {
         let released = if planted::is(Bug::ReleaseOnlyFirst) { 1 } else { usize::MAX };
         for (uid, member) in round.members.iter().take(released) {
             self.end_lease(member.lease);
-            if let Some(pod) = self.gangs.pods.get_mut(uid) {
-                pod.lease = None;
-            }
+            self.set_pod_lease(uid, None);
         }
         if !keeps_plan && (round.plan_stored || round.plan_write.is_some()) {
             self.remove_plan(name, actions);
@@ -411,8 +409,10 @@ impl Core {
         retry_at: Time,
         actions: &mut Vec<Action>,
     ) {
-        let Some(pod) = self.gangs.pods.get_mut(uid) else { return };
-        let old = pod.lease.take();
+        if !self.gangs.pods.contains_key(uid) {
+            return;
+        }
+        let old = self.set_pod_lease(uid, None);
         let candidate = self.candidate(uid);
         let shape = self.shape(key);
         let Some(round) = self.round_mut(key) else { return };

@@ -137,13 +137,13 @@ impl Core {
             if queue.spec.is_none() || (queue.written.as_ref() == Some(&status) && !has_strayed) {
                 continue;
             }
-            let due = queue.written_at + QUEUE_EVERY_MS;
-            if queue.written.is_some() && due > self.now {
+            let due = queue.written_at.map(|at| at + QUEUE_EVERY_MS);
+            if let Some(due) = due.filter(|due| *due > self.now) {
                 self.timers.insert((due, Timer::QueueStatus(name)));
                 continue;
             }
             queue.stray_due = None;
-            queue.written_at = self.now;
+            queue.written_at = Some(self.now);
             queue.written = Some(status.clone());
             let command = Command::SetQueueStatus { queue: name.clone(), status };
             self.emit_pending(command, Pending::QueueStatus(name), actions);
@@ -151,11 +151,11 @@ impl Core {
     }
 }
 
-/// True for a gang that is being placed and was not shown as admitted before.
+/// True for a gang that is being placed and was not shown as more than waiting before.
 fn is_news_of_placing(gang: &Gang) -> bool {
     use PhaseKind::{Arming, Binding, Committing, Reserving};
-    let is_told = gang.written.as_ref().is_some_and(|written| written.phase == GangPhase::Inqueue);
-    matches!(gang.phase.kind(), Reserving | Committing | Arming | Binding) && !is_told
+    let waited = gang.written.as_ref().is_none_or(|written| written.phase == GangPhase::Pending);
+    matches!(gang.phase.kind(), Reserving | Committing | Arming | Binding) && waited
 }
 
 /// Pods are made, and claims are bound, one after the other.

@@ -33,6 +33,8 @@ const WRITES_PER_SECOND: u32 = 50;
 const BATCH_REPORTS: usize = 50;
 /// Wait after a write that was not done.
 const RETRY: Millis = Millis(30_000);
+/// Wait of a report that gave way.
+const GAVE_WAY: Millis = Millis(500);
 /// Pause while writes of the core wait.
 const GIVE_WAY: Duration = Duration::from_millis(200);
 /// However much is written all the time, some reports are sent so often.
@@ -71,8 +73,8 @@ pub async fn run(parts: ReportParts) {
         let now = clock.now();
         let reports = if sender.must_give_way() { Vec::new() } else { table.due(now, BATCH_REPORTS) };
         if !reports.is_empty() {
-            for report in sender.send_all(reports).await {
-                table.again(&report, clock.now() + RETRY);
+            for (report, wait) in sender.send_all(reports).await {
+                table.again(&report, clock.now() + wait);
             }
         }
         let next = table.next().map(|time| {
@@ -114,14 +116,18 @@ impl Sender {
         is_busy && self.sent_last.elapsed() < GIVE_WAY_AT_MOST
     }
 
-    /// Sends them, and gives those that were not done and are wanted still.
-    async fn send_all(&mut self, reports: Vec<Report>) -> Vec<Report> {
+    /// Sends them, and gives those that were not done and are wanted still, with how long to wait. What becomes urgent
+    /// meanwhile goes before the rest: a condition would change a pod under its Binding.
+    async fn send_all(&mut self, reports: Vec<Report>) -> Vec<(Report, Millis)> {
         self.sent_last = Instant::now();
         let first = self.number;
         self.number += reports.len() as u64;
         let this = &*self;
         let sent = stream::iter(reports.into_iter().zip(first..)).map(|(report, number)| async move {
             this.pace.turn().await;
+            if this.must_give_way() {
+                return Some((report, GAVE_WAY));
+            }
             let answer = this.send(&report, number).await;
             let name = match report {
                 Report::Condition(_) => SET_POD_CONDITION,
@@ -134,7 +140,7 @@ impl Sender {
                 Err(error) if error.is_overtaken() => None,
                 Err(error) => {
                     tracing::debug!(%error, "a report was not written");
-                    Some(report)
+                    Some((report, RETRY))
                 }
             }
         });
