@@ -10,6 +10,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use phalanx_devcluster::hollow::node_name;
 use phalanx_devcluster::installation::Installation;
 use phalanx_kube_binaries::Tool;
+use phalanx_kubernetes::client::{self, Target};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -168,7 +169,7 @@ async fn prepare(client: &Client) -> Result<(), Failure> {
 
 async fn bare(client: &Client, load: Load, meter: &Meter<'_>) -> Round {
     let mut bound = Bound::watch(client);
-    let (created, names) = mpsc::unbounded_channel();
+    let (created, pods) = mpsc::unbounded_channel();
     let creating = {
         let (client, specs) = (client.clone(), load.specs("bare", false));
         async move { pods::create(&client, &pods::pods_path(), specs, Some(created)).await }
@@ -185,11 +186,16 @@ async fn bare(client: &Client, load: Load, meter: &Meter<'_>) -> Round {
     } else {
         Some(creating)
     };
-    let names = stream::unfold(names, |mut names| async move { Some((names.recv().await?, names)) });
-    let binding = names.map(|name| async move {
-        let number: usize = name.trim_start_matches("pod-").parse()?;
+    // With the coordinator's rights and as it connects: the API server does less for an admin.
+    let kubeconfig = meter.installation.replicas().first().map(|replica| replica.kubeconfig().to_owned());
+    let target = Target { kubeconfig, context: None };
+    let binder = client::client(&target.load().await?, "bare-loop")?;
+    let binder = &binder;
+    let pods = stream::unfold(pods, |mut pods| async move { Some((pods.recv().await?, pods)) });
+    let binding = pods.map(|pod| async move {
+        let number: usize = pod.name.trim_start_matches("pod-").parse()?;
         let node = node_name(NODES, load.node_of(number));
-        pods::bind(client, &name, node.as_str()).await
+        pods::bind(binder, &pod, node.as_str(), load.gpus()).await
     });
     binding.buffer_unordered(BINDINGS_AT_ONCE).try_collect::<()>().await?;
     if let Some(creating) = creating {

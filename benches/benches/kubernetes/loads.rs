@@ -76,7 +76,8 @@ impl Load {
         }
     }
 
-    const fn gpus(self) -> usize {
+    /// GPUs of a pod.
+    pub const fn gpus(self) -> usize {
         match self {
             Self::Singles | Self::Gangs => 1,
             Self::Large { .. } => NODE_GPUS,

@@ -35,15 +35,17 @@ pub async fn create(
     client: &Client,
     path: &str,
     objects: Vec<Value>,
-    created: Option<mpsc::UnboundedSender<String>>,
+    created: Option<mpsc::UnboundedSender<Created>>,
 ) -> Result<(), Failure> {
     let work = objects.into_iter().map(|object| {
         let created = created.clone();
         async move {
-            post(client, path, &object).await?;
-            if let (Some(created), Some(name)) = (created, object["metadata"]["name"].as_str()) {
+            let stored = post(client, path, &object).await?;
+            if let Some(created) = created {
+                let text = |name: &str| stored["metadata"][name].as_str().unwrap_or_default().to_owned();
+                let version = text("resourceVersion");
                 // Nobody listens where the bare loop has failed: it says why itself.
-                let _ = created.send(name.to_owned());
+                let _ = created.send(Created { name: text("name"), uid: text("uid"), version });
             }
             Ok::<_, Failure>(())
         }
@@ -51,15 +53,40 @@ pub async fn create(
     stream::iter(work).buffer_unordered(AT_ONCE).try_collect().await
 }
 
-/// Binds a pod.
-pub async fn bind(client: &Client, pod: &str, node: &str) -> Result<(), Failure> {
+/// A pod as it was created.
+#[derive(Debug)]
+pub struct Created {
+    /// Name.
+    pub name: String,
+    uid: String,
+    version: String,
+}
+
+/// Binds a pod, as the coordinator would: with the preconditions that keep it from binding another pod, and the
+/// annotations that tell whose GPUs these are.
+pub async fn bind(client: &Client, pod: &Created, node: &str, gpus: usize) -> Result<(), Failure> {
+    let uuids: Vec<String> =
+        (0..gpus).map(|gpu| format!("GPU-{gpu:08x}-0000-4000-8000-000000000000")).collect();
     let binding = json!({
         "apiVersion": "v1",
         "kind": "Binding",
-        "metadata": { "name": pod, "namespace": NAMESPACE },
+        "metadata": {
+            "name": pod.name,
+            "namespace": NAMESPACE,
+            "uid": pod.uid,
+            "resourceVersion": pod.version,
+            "annotations": {
+                "phalanx.dev/term": "1.0123456789abcdef",
+                "phalanx.dev/lease-id": "1.01234567-1",
+                "phalanx.dev/exactness": "count",
+                "phalanx.dev/gpu-uuids": uuids.join(","),
+                "phalanx.dev/pod-group-uid": "00000000-0000-4000-8000-000000000000",
+            },
+        },
         "target": { "apiVersion": "v1", "kind": "Node", "name": node },
     });
-    post(client, &format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/binding"), &binding).await?;
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}/binding", pod.name);
+    post(client, &path, &binding).await?;
     Ok(())
 }
 

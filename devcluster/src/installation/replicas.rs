@@ -35,6 +35,7 @@ pub struct Replica {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     folder: PathBuf,
+    kubeconfig: PathBuf,
     listen: SocketAddr,
     admin: SocketAddr,
     relay: Option<Relay>,
@@ -64,6 +65,12 @@ impl Replica {
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.folder.join(format!("{}.log", self.name))
+    }
+
+    /// How it reaches the API server.
+    #[must_use]
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
     }
 
     /// Where it keeps its files.
@@ -218,8 +225,18 @@ pub(super) async fn start_all(
         environment.extend(address.map(|address| ("POD_IP".to_owned(), address.to_string())));
         environment.extend(options.coordinator_environment.iter().cloned());
         let (program, folder) = (options.coordinator.clone(), servers.folder().to_owned());
-        let mut replica =
-            Replica { name, program, arguments, environment, folder, listen, admin, relay, process: None };
+        let mut replica = Replica {
+            name,
+            program,
+            arguments,
+            environment,
+            folder,
+            kubeconfig,
+            listen,
+            admin,
+            relay,
+            process: None,
+        };
         replica.start()?;
         replicas.push(replica);
     }
