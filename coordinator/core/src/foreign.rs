@@ -69,8 +69,11 @@ impl Core {
     /// A plan was written. One of an earlier term was written late by a leader that is dead, or by one that does
     /// not know yet that it leads no more and may be binding.
     pub(crate) fn plan_seen(&mut self, plan: GangPlan, actions: &mut Vec<Action>) {
-        let is_ours = plan.term >= self.term.counter || self.needs_plan(&plan.gang);
-        if is_ours || planted::is(Bug::IgnoreForeignPlans) {
+        if self.needs_plan(&plan.gang) || planted::is(Bug::IgnoreForeignPlans) {
+            return;
+        }
+        if plan.term >= self.term.counter {
+            self.own_plan_seen(plan, actions);
             return;
         }
         let key = self.gangs.key(&plan.gang);
@@ -91,6 +94,20 @@ impl Core {
             .collect();
         self.foreign.insert(key, ForeignPlan::new(plan, open));
         self.touched.insert(key);
+    }
+
+    /// A plan that bears our term, of a gang that needs none. It is seen while its round is on, or while it is being
+    /// removed; else our write landed after a removal that found nothing, and nobody would remove it but a later start.
+    fn own_plan_seen(&mut self, plan: GangPlan, actions: &mut Vec<Action>) {
+        // While a higher term is asked for, what bears the present one may be another's.
+        let is_ours = plan.term == self.term.counter && self.raising_above.is_none();
+        let is_asked = |what: &Pending| matches!(what, Pending::PlanRemoval(gang) if *gang == plan.gang);
+        let is_due = |timer: &Timer| matches!(timer, Timer::PlanRemoval(gang) if *gang == plan.gang);
+        let is_removed =
+            self.pending.values().any(is_asked) || self.timers.iter().any(|(_, timer)| is_due(timer));
+        if is_ours && !is_removed {
+            self.remove_plan(plan.gang, actions);
+        }
     }
 
     /// Goes on with a gang of which a foreign plan was seen; false where there is none.
