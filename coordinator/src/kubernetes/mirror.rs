@@ -58,6 +58,8 @@ struct State {
     revision: u64,
     /// Changes up to this number are not in the log.
     forgotten: u64,
+    /// Numbers of the changes of each object of plans that is there, oldest first.
+    planned: BTreeMap<Arc<str>, VecDeque<u64>>,
     texts: Texts,
 }
 
@@ -90,6 +92,7 @@ impl Mirror {
             log_length: log_length.max(1),
             revision: 0,
             forgotten: 0,
+            planned: BTreeMap::new(),
             texts: Texts::default(),
         };
         Self {
@@ -286,9 +289,10 @@ impl Mirror {
     #[must_use]
     pub fn bytes(&self) -> (usize, usize) {
         let state = self.state();
-        let slots = state.objects.values().flat_map(|objects| objects.iter());
-        let own = slots.map(|(place, slot)| place.len() + slot.packed.own_bytes()).sum();
-        (own, state.texts.size().1)
+        let bytes = |(kind, objects): (&Kind, &BTreeMap<Arc<str>, Slot>)| {
+            objects.iter().map(|(place, slot)| place.len() + slot.packed.own_bytes(*kind)).sum::<usize>()
+        };
+        (state.objects.iter().map(bytes).sum(), state.texts.size().1)
     }
 }
 
@@ -353,11 +357,38 @@ impl State {
         {
             self.forgotten = oldest.revision;
         }
-        self.log.push_back(Entry { revision: self.revision, kind, place, packed, object, is_deleted });
+        let mut entry = Entry { revision: self.revision, kind, place, packed, object, is_deleted };
+        if kind == Kind::GangPlan {
+            self.supersede(&mut entry);
+        }
+        self.log.push_back(entry);
         if let Some(at) = self.log.len().checked_sub(FRESH + 1)
             && let Some(entry) = self.log.get_mut(at)
         {
             entry.object = None;
+        }
+    }
+
+    /// An object of plans is large and changes all the time: the log keeps none of its earlier versions. Who reads of one
+    /// of them is told of the newest instead, more than once, or that it is gone.
+    fn supersede(&mut self, newest: &mut Entry) {
+        if newest.is_deleted {
+            newest.packed = Arc::new(newest.packed.gone());
+        }
+        let mut revisions = self.planned.remove(&newest.place).unwrap_or_default();
+        revisions.retain(|revision| *revision > self.forgotten);
+        for revision in &revisions {
+            // Each change has an entry, so that the number says where it is.
+            let at = usize::try_from(revision - self.forgotten - 1).ok();
+            if let Some(entry) = at.and_then(|at| self.log.get_mut(at)) {
+                entry.packed = Arc::clone(&newest.packed);
+                entry.is_deleted = newest.is_deleted;
+                entry.object = entry.object.take().and(newest.object.clone());
+            }
+        }
+        if !newest.is_deleted {
+            revisions.push_back(newest.revision);
+            self.planned.insert(Arc::clone(&newest.place), revisions);
         }
     }
 }

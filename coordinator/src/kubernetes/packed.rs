@@ -69,8 +69,14 @@ impl Packed {
             uid: Box::from(object.metadata.uid.as_str()),
             resource_version: object.metadata.resource_version,
             head: head.into_boxed_slice(),
-            spec: texts.share(&spec),
+            spec: if is_shared(object.kind) { texts.share(&spec) } else { Arc::from(spec) },
         })
+    }
+
+    /// What is known of an object that is gone.
+    pub(super) fn gone(&self) -> Self {
+        let (uid, resource_version) = (self.uid.clone(), self.resource_version);
+        Self { uid, resource_version, head: Box::default(), spec: Arc::default() }
     }
 
     /// The object again.
@@ -103,10 +109,17 @@ impl Packed {
         self.uid == other.uid && self.head == other.head && self.spec == other.spec
     }
 
-    /// Bytes that are this object's own.
-    pub(super) fn own_bytes(&self) -> usize {
-        size_of::<Self>() + self.uid.len() + self.head.len()
+    /// Bytes that are the own ones of this object of a kind.
+    pub(super) fn own_bytes(&self, kind: Kind) -> usize {
+        let spec = if is_shared(kind) { 0 } else { self.spec.len() };
+        size_of::<Self>() + self.uid.len() + self.head.len() + spec
     }
+}
+
+/// True where specs of several objects may be equal. No two objects of plans are, nor two versions of one, and each is
+/// large.
+fn is_shared(kind: Kind) -> bool {
+    kind != Kind::GangPlan
 }
 
 fn unreadable(error: &serde_json::Error) -> ApiError {
@@ -182,6 +195,16 @@ mod tests {
         let queue = Object::new(Kind::Queue, "", "q");
         let packed = Packed::pack(&mut queue.clone(), &mut texts).unwrap();
         assert_eq!(packed.unpack(Kind::Queue, &place_of("", "q")).unwrap(), queue);
+    }
+
+    #[test]
+    fn what_is_planned_is_kept_no_longer_than_its_object() {
+        let mut texts = Texts::default();
+        let mut plans = Object::new(Kind::GangPlan, "space", "plans-0").with_spec(json!({ "plans": {} }));
+        let packed = Packed::pack(&mut plans, &mut texts).unwrap();
+        assert_eq!(texts.size(), (0, 0));
+        assert_eq!(packed.own_bytes(Kind::GangPlan), packed.own_bytes(Kind::PodGroup) + 12);
+        assert_eq!(packed.unpack(Kind::GangPlan, &place_of("space", "plans-0")).unwrap(), plans);
     }
 
     #[test]

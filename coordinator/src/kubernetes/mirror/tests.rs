@@ -105,6 +105,61 @@ fn whoever_is_behind_the_log_lists_again() {
     assert_eq!(texts(&mirror, 2), ["3 +p 3", "4 +p 4", "5 +p 5"]);
 }
 
+#[test]
+fn of_an_object_of_plans_the_log_keeps_the_newest_version_only() {
+    let mirror = mirror(1_000);
+    let plans = |uid: &str, version: u64| {
+        let mut object = object(Kind::GangPlan, "plans-0", uid, version);
+        object.spec = json!({ "plans": { "a/g": "x".repeat(10_000) }, "version": version });
+        object
+    };
+    let held = |mirror: &Mirror| {
+        let state = mirror.state();
+        let mut kept: Vec<*const Packed> = state
+            .log
+            .iter()
+            .filter(|entry| !entry.is_deleted)
+            .map(|entry| Arc::as_ptr(&entry.packed))
+            .collect();
+        kept.dedup();
+        (kept.len(), state.texts.size().1)
+    };
+    for version in 1..=400 {
+        mirror.apply(Kind::GangPlan, vec![plans("u", version)], 1);
+    }
+    mirror.apply(Kind::Pod, vec![object(Kind::Pod, "p", "u1", 401)], 1);
+    assert_eq!(held(&mirror), (2, r#"{"schedulerName":"phalanx"}"#.len()));
+    // Whoever is behind is told of the newest, by each of its numbers; also of those that are kept as they were heard.
+    for after in [0, 300, 398] {
+        let changes = mirror.changes_since(after, 1).unwrap();
+        let ChangeBody::Applied(object) = &changes[0].body else { panic!() };
+        assert_eq!((changes[0].resource_version, object.spec["version"].as_u64()), (after + 1, Some(400)));
+    }
+    assert_eq!(texts(&mirror, 399), ["400 +plans-0 400", "401 +p 401"]);
+    // Gone, it is gone for all; what comes after it is another one.
+    mirror.delete(Kind::GangPlan, "space", "plans-0");
+    assert_eq!(held(&mirror).0, 1);
+    assert_eq!(texts(&mirror, 399), ["400 -plans-0 u", "401 +p 401", "402 -plans-0 u"]);
+    mirror.apply(Kind::GangPlan, vec![plans("v", 403)], 1);
+    mirror.apply(Kind::GangPlan, vec![plans("w", 404)], 1);
+    assert_eq!(
+        texts(&mirror, 401),
+        ["402 -plans-0 u", "403 -plans-0 v", "404 -plans-0 v", "405 +plans-0 404"]
+    );
+    assert!(mirror.state().planned.len() == 1);
+}
+
+#[test]
+fn a_log_that_forgets_knows_its_plans_all_the_same() {
+    let mirror = mirror(3);
+    for version in 1..=10 {
+        mirror.apply(Kind::GangPlan, vec![object(Kind::GangPlan, "plans-0", "u", 2 * version)], 1);
+        mirror.apply(Kind::GangPlan, vec![object(Kind::GangPlan, "plans-1", "v", 2 * version + 1)], 1);
+    }
+    assert_eq!(texts(&mirror, 17), ["18 +plans-1 21", "19 +plans-0 20", "20 +plans-1 21"]);
+    assert!(mirror.state().planned.values().all(|revisions| revisions.len() <= 3));
+}
+
 #[tokio::test]
 async fn nothing_is_told_before_every_kind_that_is_needed_was_listed() {
     let mirror = mirror(3);
