@@ -23,7 +23,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-use self::plans::LastWrites;
+use self::plans::{LastWrites, RefusalsSaid};
 use self::pool::{GIVES_WAY, Pool, Subject};
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::clock::Clock;
@@ -88,6 +88,7 @@ struct Worker<A> {
     clock: Clock,
     limits: Limits,
     last_writes: LastWrites,
+    refusals_said: RefusalsSaid,
 }
 
 /// The queue to the workers, and their end.
@@ -121,8 +122,8 @@ pub fn start_with<A: Api>(
     clock: Clock,
 ) -> Writer {
     let (queue, actions) = mpsc::channel::<Action>(QUEUE_ACTIONS);
-    let last_writes = LastWrites::default();
-    let worker = Worker { api, incarnation, outcomes, metrics, clock, limits, last_writes };
+    let (last_writes, refusals_said) = (LastWrites::default(), RefusalsSaid::default());
+    let worker = Worker { api, incarnation, outcomes, metrics, clock, limits, last_writes, refusals_said };
     let done = tokio::spawn(work(Arc::new(worker), actions));
     Writer { queue, done }
 }
@@ -177,6 +178,9 @@ impl<A: Api> Worker<A> {
         for Action { id, command } in actions {
             let name = command_name(&command);
             if let Some(event) = self.event(id, command).await {
+                if let Event::ActionDone { outcome: Outcome::Refused(why), .. } = &event {
+                    tracing::warn!(command = name, "the API refused a write: {why}");
+                }
                 self.conclude(name, event).await;
             }
         }
@@ -189,9 +193,6 @@ impl<A: Api> Worker<A> {
             _ => "Done",
         };
         self.metrics.write(name, outcome);
-        if let Event::ActionDone { outcome: Outcome::Refused(why), .. } = &event {
-            tracing::warn!(command = name, "the API refused a write: {why}");
-        }
         self.tell(event).await;
     }
 
@@ -567,26 +568,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plan_of_an_earlier_version_stops_earlier_terms_and_goes_with_the_gangs_own() {
-        let mut bench = Bench::new();
-        let spec = serde_json::to_value(plan(6, 1)).unwrap();
-        let old = Object::new(Kind::GangPlan, "default", "gang").with_spec(spec);
-        bench.api.mutate(Mutation::Create(Box::new(old.clone()))).await.unwrap();
-        assert_eq!(bench.plans().await, [plan(6, 1)]);
-        let of = |term| Command::WritePlan(Box::new(plan(term, 1)));
-        let removal = |term| Command::DeletePlan { gang: name("gang"), term };
-        assert_eq!(bench.outcome(of(5)).await, Outcome::Conflict);
-        assert_eq!(bench.outcome(removal(5)).await, Outcome::Conflict);
-        assert_eq!(bench.outcome(of(7)).await, Outcome::Done);
-        assert_eq!(bench.outcome(removal(7)).await, Outcome::Done);
-        assert_eq!(bench.api.list(Some(Kind::GangPlan)).await.unwrap().0, []);
-        // Without one of its own.
-        bench.api.mutate(Mutation::Create(Box::new(old))).await.unwrap();
-        assert_eq!(bench.outcome(removal(7)).await, Outcome::Done);
-        assert_eq!(bench.outcome(removal(7)).await, Outcome::NotFound);
-    }
-
-    #[tokio::test]
     async fn plans_that_wait_are_one_write_and_each_has_its_outcome() {
         let mut bench = Bench::new();
         let of = |number: usize, term| {
@@ -653,6 +634,150 @@ mod tests {
             }
             assert_eq!(bench.outcomes_of(gangs.len()).await, vec![Outcome::Done; gangs.len()]);
         }
+    }
+
+    /// So many gangs whose plans stand in one object.
+    fn together(count: usize) -> Vec<GangName> {
+        let names = (0..).map(|number| name(&format!("gang-{number}")));
+        let number = convert::plan::number_of(&name("gang-0"));
+        names.filter(|gang| convert::plan::number_of(gang) == number).take(count).collect()
+    }
+
+    fn changes(gangs: &[GangName]) -> Vec<Action> {
+        let plans = gangs.iter().map(|gang| GangPlan { gang: gang.clone(), ..plan(5, 1) });
+        let commands = plans.map(|plan| Command::WritePlan(Box::new(plan)));
+        (1..).zip(commands).map(|(id, command)| Action { id: ActionId(id), command }).collect()
+    }
+
+    /// What a write of an object may be told, and how many there were.
+    #[derive(Clone, Debug)]
+    struct Picky {
+        inner: EmbeddedApi,
+        /// A plan of this gang is refused.
+        refused: Option<GangName>,
+        /// Whatever is written is overtaken.
+        is_overtaken: bool,
+        writes: Arc<std::sync::atomic::AtomicUsize>,
+        /// Each call takes so long.
+        delay: Duration,
+    }
+
+    impl Api for Picky {
+        async fn get(&self, key: &ObjectKey) -> Result<Arc<Object>, ApiError> {
+            tokio::time::sleep(self.delay).await;
+            self.inner.get(key).await
+        }
+
+        async fn list(&self, kind: Option<Kind>) -> Result<(Vec<Arc<Object>>, u64), ApiError> {
+            self.inner.list(kind).await
+        }
+
+        async fn changes_since(
+            &self,
+            resource_version: u64,
+            max: usize,
+        ) -> Result<Vec<crate::api::Change>, ApiError> {
+            self.inner.changes_since(resource_version, max).await
+        }
+
+        async fn mutate(&self, mutation: Mutation) -> Result<Arc<Object>, ApiError> {
+            self.writes.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(self.delay).await;
+            let text = format!("{mutation:?}");
+            if self.refused.as_ref().is_some_and(|gang| text.contains(&format!("\"{gang}\""))) {
+                return Err(ApiError::Invalid("not this gang".to_owned()));
+            }
+            if self.is_overtaken {
+                return Err(ApiError::Conflict("modified".to_owned()));
+            }
+            self.inner.mutate(mutation).await
+        }
+
+        fn subscribe(&self) -> tokio::sync::watch::Receiver<u64> {
+            self.inner.subscribe()
+        }
+
+        fn reading(&self) -> Reading {
+            self.inner.reading()
+        }
+
+        fn cluster_id(&self) -> phalanx_common::ids::ClusterId {
+            self.inner.cluster_id()
+        }
+
+        async fn raise_term(&self, above: u64) -> Result<u64, ApiError> {
+            self.inner.raise_term(above).await
+        }
+    }
+
+    /// What comes of plans that go together, and in how many writes.
+    async fn picked(change: impl FnOnce(&mut Picky), gangs: &[GangName]) -> (Vec<Outcome>, usize) {
+        let directory = tempfile::tempdir().unwrap();
+        let inner = EmbeddedApi::open(&directory.path().join("objects")).unwrap();
+        let mut api = Picky {
+            inner,
+            refused: None,
+            is_overtaken: false,
+            writes: Arc::default(),
+            delay: Duration::ZERO,
+        };
+        change(&mut api);
+        let (sender, mut outcomes) = mpsc::channel(1024);
+        let limits = Limits { time_out: Duration::from_millis(500), ..Limits::default() };
+        let worker = Worker {
+            api: api.clone(),
+            incarnation: 7,
+            outcomes: sender,
+            metrics: Arc::new(Metrics::default()),
+            clock: Clock::start(),
+            limits,
+            last_writes: LastWrites::default(),
+            refusals_said: RefusalsSaid::default(),
+        };
+        worker.change_plans(convert::plan::number_of(&gangs[0]), changes(gangs)).await;
+        drop(worker);
+        let mut found = Vec::new();
+        while let Some(Event::ActionDone { outcome, .. }) = outcomes.recv().await {
+            found.push(outcome);
+        }
+        (found, api.writes.load(Ordering::Relaxed))
+    }
+
+    #[tokio::test]
+    async fn one_plan_that_is_refused_is_found_in_few_writes_and_stops_no_other() {
+        let gangs = together(64);
+        for at in [0, 41, 63] {
+            let (outcomes, writes) = picked(|api| api.refused = Some(gangs[at].clone()), &gangs).await;
+            let refused = Outcome::Refused("not this gang".to_owned());
+            let expected = (0..64).map(|other| if other == at { refused.clone() } else { Outcome::Done });
+            assert_eq!(outcomes, expected.collect::<Vec<_>>(), "{at}");
+            assert!(writes <= 13, "{writes} writes");
+        }
+        // Where everything is refused it is not tried for each.
+        let (outcomes, writes) =
+            picked(|api| api.refused = Some(gangs[0].clone()), &vec![gangs[0].clone(); 64]).await;
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Refused(_))), "{outcomes:?}");
+        assert!(writes <= 2 * 16 + 1, "{writes} writes");
+    }
+
+    #[tokio::test]
+    async fn a_write_that_is_always_overtaken_may_be_tried_again_and_is_no_conflict_of_the_gang() {
+        let gangs = together(3);
+        let (outcomes, writes) = picked(|api| api.is_overtaken = true, &gangs).await;
+        assert_eq!((outcomes, writes), (vec![Outcome::Unknown; 3], 9));
+    }
+
+    #[tokio::test]
+    async fn each_call_of_a_batch_has_a_time_of_its_own() {
+        let gangs = together(8);
+        // Seven writes and as many looks: longer than a call may take.
+        let slow = |api: &mut Picky| {
+            api.refused = Some(gangs[5].clone());
+            api.delay = Duration::from_millis(60);
+        };
+        let (outcomes, _) = picked(slow, &gangs).await;
+        let done = outcomes.iter().filter(|outcome| **outcome == Outcome::Done).count();
+        assert_eq!(done, 7, "{outcomes:?}");
     }
 
     #[tokio::test]

@@ -479,46 +479,6 @@ fn a_plan_survives_the_way_through_an_object() {
     assert_eq!(told, (vec![Event::PlanFound(plan)], Vec::new()));
 }
 
-/// A plan as earlier versions stored it, for each gang an object of its own.
-#[test]
-fn a_plan_of_an_earlier_version_is_read() {
-    let spec = json!({
-        "gang": { "namespace": "a", "name": "g" },
-        "gang_uid": "uid-g",
-        "term": 4,
-        "binding_deadline": 123_456,
-        "pods": [
-            { "pod": "u1", "name": "p-0", "node": "n1", "lease": "4.ffffffff-4294967289", "gpus": [gpu(7).to_string()] },
-            { "pod": "u2", "name": "p-1", "node": "n2", "lease": null, "gpus": [] },
-        ],
-    });
-    let object = Object::new(Kind::GangPlan, "a", "g").with_spec(spec);
-    let read = |object: &Object| plans_of_object(&Reading::default(), object);
-    let found = read(&object).found.remove(0);
-    assert_eq!((&*found.gang_uid, found.term, found.binding_deadline), ("uid-g", 4, Time(123_456)));
-    assert_eq!(found.pods[0].lease, Some(LeaseId { term: 4, serial: u64::MAX - 6 }));
-    assert_eq!((&*found.pods[1].name, found.pods[0].gpus.clone()), ("p-1", vec![gpu(7)]));
-    // A store of a still earlier version has two numbers there.
-    let mut two = object.clone();
-    two.spec["pods"][0]["lease"] = json!({ "term": 4, "serial": u64::MAX - 6 });
-    assert_eq!(read(&two).found, [found]);
-    let warning = |change: &dyn Fn(&mut Object)| {
-        let mut wrong = object.clone();
-        change(&mut wrong);
-        let plans = read(&wrong);
-        assert_eq!((plans.found, plans.warnings.len()), (Vec::new(), 1));
-        plans.warnings[0].clone()
-    };
-    let lease = warning(&|object| object.spec["pods"][0]["lease"] = json!("4-x"));
-    assert!(lease.starts_with("GangPlan a/g: spec: pods[].lease: ") && lease.contains("4-x"), "{lease}");
-    let term = warning(&|object| object.spec["term"] = json!(-1));
-    assert!(term.starts_with("GangPlan a/g: spec: invalid value: integer `-1`"), "{term}");
-    assert_eq!(
-        warning(&|object| object.metadata.name = "other".to_owned()),
-        "GangPlan a/other: spec.gang: names a/g; the plan is left out"
-    );
-}
-
 fn quota_used() -> Reason {
     Reason::QuotaUsed {
         queue: QueueName::from("q"),

@@ -22,7 +22,7 @@ use phalanx_common::units::Millis;
 use phalanx_coordinator::api::{Mutation, ObjectKey};
 use phalanx_coordinator::clock::Clock;
 use phalanx_coordinator::convert::Reading;
-use phalanx_coordinator::convert::plan::{PlanChange, decide, earlier, number_of, plan_key};
+use phalanx_coordinator::convert::plan::{PlanChange, decide, number_of, plan_key};
 use phalanx_coordinator::kubernetes::normalize;
 use phalanx_devcluster::hollow::NAMESPACE;
 use phalanx_kubernetes::election::LEASE_NAME;
@@ -206,7 +206,6 @@ const BOUND: usize = 0;
 const HALF: usize = 1;
 const UNBOUND: usize = 2;
 const GONE: usize = 3;
-const EARLIER_FORM: usize = 4;
 
 /// Makes a PodGroup and two pods that ask for no GPU, and gives the plan that puts each on a node of its own.
 async fn planned(cluster: &KubernetesCluster, gang: &str) -> GangPlan {
@@ -244,12 +243,11 @@ async fn bind(cluster: &KubernetesCluster, planned: &PlannedPod) {
     let _: Value = pods.create_subresource("binding", &planned.name, &parameters, &binding).await.unwrap();
 }
 
-/// Four gangs in one object, and two in the form of an earlier version. For each of them the next leader does what its
-/// state asks for, and nothing stays behind.
+/// Four gangs in one object. For each of them the next leader does what its state asks for, and nothing stays behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn plans_in_one_object_are_followed_up_each_as_far_as_it_came() {
     let cluster = KubernetesCluster::start(NODES, GPUS, 1).await;
-    let names = together("g", 5);
+    let names = together("g", 4);
     let mut plans = Vec::new();
     for name in &names {
         plans.push(planned(&cluster, name).await);
@@ -257,7 +255,6 @@ async fn plans_in_one_object_are_followed_up_each_as_far_as_it_came() {
     bind(&cluster, &plans[BOUND].pods[0]).await;
     bind(&cluster, &plans[BOUND].pods[1]).await;
     bind(&cluster, &plans[HALF].pods[0]).await;
-    bind(&cluster, &plans[EARLIER_FORM].pods[1]).await;
     cluster.delete(&names[GONE]).await;
     let stored = ApiResource::from_gvk(&GroupVersionKind::gvk("phalanx.dev", "v1alpha1", "GangPlan"));
     let create = async |key: &ObjectKey, json: Value| {
@@ -266,27 +263,14 @@ async fn plans_in_one_object_are_followed_up_each_as_far_as_it_came() {
         let object: DynamicObject = serde_json::from_value(json).unwrap();
         stored.create(&PostParams::default(), &object).await.unwrap();
     };
-    // Of two plans for one gang that of the later term counts.
-    let mut superseded = plans[UNBOUND].clone();
-    superseded.pods.iter_mut().for_each(|pod| pod.node = NodeName::from("hollow-0"));
     plans[UNBOUND].term = 2;
-    let in_one = [&plans[BOUND], &plans[HALF], &superseded, &plans[GONE]];
-    let changes = in_one.map(|plan| PlanChange::Write(Box::new(plan.clone())));
+    let changes = plans.iter().map(|plan| PlanChange::Write(Box::new(plan.clone()))).collect::<Vec<_>>();
     let key = plan_key(&Reading::default(), &plans[BOUND].gang);
     let Some(Mutation::Create(object)) = decide(&key, None, &changes).mutation else { panic!() };
     create(&key, normalize::to_json(&object)).await;
-    for plan in [&plans[EARLIER_FORM], &plans[UNBOUND]] {
-        let key = earlier::key(&plan.gang);
-        let json = json!({
-            "apiVersion": "phalanx.dev/v1alpha1", "kind": "GangPlan",
-            "metadata": { "name": key.name, "namespace": key.namespace },
-            "spec": plan,
-        });
-        create(&key, json).await;
-    }
 
     let replica = cluster.replica(0, None);
-    for at in [BOUND, HALF, UNBOUND, EARLIER_FORM] {
+    for at in [BOUND, HALF, UNBOUND] {
         for pod in cluster.until_running(&names[at], 2).await {
             let plan = plans[at].pods.iter().find(|planned| *planned.name == *pod.name_any()).unwrap();
             let node = pod.spec.unwrap().node_name;

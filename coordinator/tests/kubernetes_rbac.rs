@@ -207,12 +207,6 @@ apiVersion: scheduling.volcano.sh/v1beta1
 kind: PodGroup
 metadata: {name: planned, namespace: rights}
 ---
-# A plan that is nobody's, in the form of an earlier version: it goes with the gang's own.
-apiVersion: phalanx.dev/v1alpha1
-kind: GangPlan
-metadata: {name: planned, namespace: rights}
-spec: {}
----
 apiVersion: v1
 kind: Pod
 metadata: {name: planned, namespace: rights, annotations: {scheduling.k8s.io/group-name: planned}}

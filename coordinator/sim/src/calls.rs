@@ -213,8 +213,12 @@ impl World {
         }
         let is_overtaken = answer.as_ref().is_err_and(ApiError::is_overtaken);
         let reads_first = matches!(flight.action.command, Command::WritePlan(_) | Command::DeletePlan { .. });
-        if reads_first && is_overtaken && is_alive && flight.conflicts < MOST_CONFLICTS {
-            return Landed::Again;
+        if reads_first && is_overtaken {
+            return if is_alive && flight.conflicts < MOST_CONFLICTS {
+                Landed::Again
+            } else {
+                Landed::Over(Some(done(id, &Err::<(), _>(ApiError::Unknown))))
+            };
         }
         Landed::Over(Some(done(id, &answer)))
     }

@@ -4,6 +4,8 @@
 //! by whichever leader, meets the same object: its version is what an overtaken write fails on. An object is there as
 //! long as a plan is in it.
 
+use std::collections::BTreeSet;
+
 use phalanx_common::ids::GangName;
 use phalanx_common::plan::GangPlan;
 use phalanx_core::is_believable;
@@ -13,7 +15,6 @@ use self::entry::Entry;
 use super::Reading;
 use crate::api::{ApiError, Kind, Mutation, Object, ObjectKey};
 
-pub mod earlier;
 mod entry;
 mod told;
 
@@ -28,6 +29,11 @@ pub const MOST_BYTES: usize = 1024 * 1024;
 const PLANS: &str = "plans";
 const GANGS: &str = "gangs";
 const TERM: &str = "term";
+/// Name of an object, before its number.
+const NAME: &str = "plans-";
+/// Of a name or a problem so many characters are shown, and of what is longer so many at its end.
+const SHOWN: usize = 320;
+const SHOWN_LAST: usize = 80;
 
 /// What is to become of a gang's plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +76,16 @@ pub fn number_of(gang: &GangName) -> u8 {
 /// Key of the object of this number.
 #[must_use]
 pub fn key_of_number(reading: &Reading, number: u8) -> ObjectKey {
-    ObjectKey::new(Kind::GangPlan, reading.namespace(), &format!("plans-{number}"))
+    ObjectKey::new(Kind::GangPlan, reading.namespace(), &format!("{NAME}{number}"))
+}
+
+/// Number of an object that holds plans of ours; `None` for every other one.
+fn number_of_object(reading: &Reading, object: &Object) -> Option<u8> {
+    let metadata = &object.metadata;
+    let number: u8 = metadata.name.strip_prefix(NAME)?.parse().ok()?;
+    let key = key_of_number(reading, number);
+    let is_ours = number < OBJECTS && metadata.namespace == key.namespace && metadata.name == key.name;
+    is_ours.then_some(number)
 }
 
 /// Key of the object that holds a gang's plan.
@@ -98,22 +113,16 @@ pub struct Plans {
 #[must_use]
 pub fn plans_of_object(reading: &Reading, object: &Object) -> Plans {
     let mut plans = Plans::default();
-    let mut take = |read: Result<GangPlan, String>| match read {
-        Ok(plan) => plans.found.push(plan),
-        Err(warning) => plans.warnings.push(warning),
-    };
-    if earlier::is_earlier(object) {
-        take(earlier::plan_of_object(object));
-    }
-    match object.spec.get(PLANS).filter(|entries| !entries.is_null()) {
-        Some(Value::Object(entries)) => {
-            entries.iter().for_each(|(name, entry)| take(read_entry(reading, object, name, entry)));
+    match entries(reading, object) {
+        Ok(entries) => {
+            for (name, entry) in entries {
+                match read_entry(object, name, entry) {
+                    Ok(plan) => plans.found.push(plan),
+                    Err(warning) => plans.warnings.push(warning),
+                }
+            }
         }
-        Some(other) => take(Err(format!(
-            "{}: spec.{PLANS}: must be an object, found {other}; its plans are left out",
-            object.key()
-        ))),
-        None => {}
+        Err(warning) => plans.warnings.push(warning),
     }
     plans
 }
@@ -121,23 +130,70 @@ pub fn plans_of_object(reading: &Reading, object: &Object) -> Plans {
 /// A gang's plan in an object.
 #[must_use]
 pub fn plan_in(reading: &Reading, object: &Object, gang: &GangName) -> Option<GangPlan> {
+    number_of_object(reading, object)?;
     let name = gang.to_string();
-    read_entry(reading, object, &name, object.spec.get(PLANS)?.get(&name)?).ok()
+    read_entry(object, &name, object.spec.get(PLANS)?.get(&name)?).ok()
 }
 
-fn read_entry(reading: &Reading, object: &Object, name: &str, entry: &Value) -> Result<GangPlan, String> {
-    let wrong =
-        |problem: String| format!("{}: spec.{PLANS}[{name}]{problem}; the plan is left out", object.key());
+/// What stands in an object, by the gangs' names.
+///
+/// # Errors
+/// What is wrong with the object as a whole.
+fn entries<'a>(
+    reading: &Reading,
+    object: &'a Object,
+) -> Result<impl Iterator<Item = (&'a String, &'a Value)>, String> {
+    if number_of_object(reading, object).is_none() {
+        let (namespace, name) = (&object.metadata.namespace, &object.metadata.name);
+        return Err(format!(
+            "{}: plans stand in {NAME}0 to {NAME}{} in namespace {}, and in no other object; it is left out. Remove it: \
+             kubectl delete gangplan -n {namespace} {name}",
+            object.key(),
+            OBJECTS - 1,
+            reading.namespace()
+        ));
+    }
+    let entries = match object.spec.get(PLANS) {
+        None | Some(Value::Null) => None,
+        Some(Value::Object(entries)) => Some(entries),
+        Some(other) => {
+            return Err(format!(
+                "{}: spec.{PLANS}: must be an object, found {}; its plans are left out",
+                object.key(),
+                shown(&other.to_string())
+            ));
+        }
+    };
+    Ok(entries.into_iter().flatten())
+}
+
+/// Reads one plan of an object that is one of the eight.
+fn read_entry(object: &Object, name: &str, entry: &Value) -> Result<GangPlan, String> {
+    let wrong = |problem: String| {
+        let (name, problem) = (shown(name), shown(&problem));
+        format!("{}: spec.{PLANS}[{name}]{problem}; the plan is left out", object.key())
+    };
     let (namespace, group) =
         name.split_once('/').ok_or_else(|| wrong(": the name must be NAMESPACE/PODGROUP".to_owned()))?;
     let gang = GangName::new(namespace, group);
     // Nobody would find it there, to replace or to remove it.
-    let key = plan_key(reading, &gang);
-    if object.key() != key {
-        return Err(wrong(format!(": belongs into {key}")));
+    let place = format!("{NAME}{}", number_of(&gang));
+    if object.metadata.name != place {
+        return Err(wrong(format!(": belongs into GangPlan {}/{place}", object.metadata.namespace)));
     }
     let entry: Entry = serde::Deserialize::deserialize(entry).map_err(|error| wrong(format!(": {error}")))?;
     entry.plan(gang).map_err(|problem| wrong(format!(".{problem}")))
+}
+
+/// A text that may be of any length, as a warning shows it.
+fn shown(text: &str) -> String {
+    let length = text.chars().count();
+    if length <= SHOWN {
+        return text.to_owned();
+    }
+    let first: String = text.chars().take(SHOWN - SHOWN_LAST).collect();
+    let last: String = text.chars().skip(length - SHOWN_LAST).collect();
+    format!("{first} ... {last}")
 }
 
 /// What is decided of changes.
@@ -150,7 +206,7 @@ pub struct Decided {
     pub answers: Vec<Result<(), ApiError>>,
 }
 
-/// Decides how changes of plans, in this order, become one write to the object of this key.
+/// Decides how changes of plans become one write to the object of this key. Those of one gang keep their order.
 #[must_use]
 pub fn decide<'a>(
     key: &ObjectKey,
@@ -160,11 +216,14 @@ pub fn decide<'a>(
     let before = stored.and_then(|stored| stored.spec.get(PLANS)).and_then(Value::as_object);
     let mut plans = before.cloned().unwrap_or_default();
     let mut bytes: usize = plans.iter().map(|(name, entry)| entry_bytes(name, entry)).sum();
-    let answers = changes.into_iter().map(|change| match change {
-        PlanChange::Write(plan) => put(key, &mut plans, &mut bytes, plan),
-        PlanChange::Remove { gang, term } => remove(key, &mut plans, &mut bytes, gang, *term),
-    });
-    let answers = answers.collect();
+    let changes: Vec<&PlanChange> = changes.into_iter().collect();
+    let mut answers = vec![Ok(()); changes.len()];
+    for at in order_of(&changes) {
+        answers[at] = match changes[at] {
+            PlanChange::Write(plan) => put(key, &mut plans, &mut bytes, plan),
+            PlanChange::Remove { gang, term } => remove(key, &mut plans, &mut bytes, gang, *term),
+        };
+    }
     let is_same = before.map_or(plans.is_empty(), |before| *before == plans);
     let mutation = match stored {
         None if plans.is_empty() => None,
@@ -173,7 +232,7 @@ pub fn decide<'a>(
             object.spec = spec_with(None, plans);
             Some(Mutation::Create(Box::new(object)))
         }
-        Some(stored) if plans.is_empty() && !earlier::is_earlier(stored) => {
+        Some(stored) if plans.is_empty() && holds_only_plans(&stored.spec) => {
             Some(Mutation::Delete { key: key.clone(), preconditions: stored.preconditions() })
         }
         Some(_) if is_same => None,
@@ -184,6 +243,31 @@ pub fn decide<'a>(
         }
     };
     Decided { mutation, answers }
+}
+
+/// The order in which changes are made: removals first, since what they free may be needed; but none before a write to
+/// its own gang.
+fn order_of(changes: &[&PlanChange]) -> Vec<usize> {
+    let mut written = BTreeSet::new();
+    let (mut first, mut then) = (Vec::new(), Vec::new());
+    for (at, change) in changes.iter().enumerate() {
+        match change {
+            PlanChange::Remove { gang, .. } if !written.contains(gang) => first.push(at),
+            PlanChange::Remove { .. } => then.push(at),
+            PlanChange::Write(plan) => {
+                written.insert(&plan.gang);
+                then.push(at);
+            }
+        }
+    }
+    first.append(&mut then);
+    first
+}
+
+/// True where nothing is lost with the last plan. What a later version keeps beside the plans is not ours to delete.
+fn holds_only_plans(spec: &Value) -> bool {
+    let is_known = |field: &String| [PLANS, GANGS, TERM].contains(&field.as_str());
+    spec.as_object().is_none_or(|spec| spec.keys().all(is_known))
 }
 
 /// Fields that this version does not know stay.
@@ -223,10 +307,11 @@ fn put(
         )));
     }
     let sum = *bytes - freed.min(*bytes) + needed;
-    if sum > MOST_BYTES {
-        // Those that are in it are removed when their gangs are bound.
-        return Err(ApiError::Storage(format!(
-            "{key}: with the plan of gang {name} it would have {sum} bytes, and at most {MOST_BYTES} are allowed"
+    if sum > MOST_BYTES && needed > freed {
+        return Err(invalid(format!(
+            "there is no room for it: all plans in the object would have {sum} bytes, and at most {MOST_BYTES} are \
+             allowed. It is tried again; those in it go when their gangs are bound, and entries that nobody needs can be \
+             removed by hand"
         )));
     }
     *bytes = sum;
@@ -250,7 +335,7 @@ fn remove(
     Ok(())
 }
 
-/// A plan that cannot be read belongs to nobody.
+/// Also of an entry that cannot be read the term counts. One without a term belongs to nobody.
 fn check_entry(key: &ObjectKey, name: &str, entry: Option<&Value>, term: u64) -> Result<(), ApiError> {
     match entry.and_then(term_of) {
         Some(found) => check_term(&format!("the plan of gang {name} in {key}"), found, term),

@@ -227,10 +227,7 @@ fn gang_is_bound(pod: &PodSpec, (objects, started, reading): Known<'_>) -> bool 
     }
     let stored = objects.get(&plan::plan_key(reading, &pod.gang));
     let stored = stored.and_then(|object| plan::plan_in(reading, object, &pod.gang));
-    let earlier = objects.get(&plan::earlier::key(&pod.gang));
-    let earlier = earlier.and_then(|object| plan::earlier::plan_of_object(object).ok());
-    let mut planned = [stored, earlier].into_iter().flatten().flat_map(|plan| plan.pods);
-    !planned.any(|planned| planned.pod == pod.uid)
+    !stored.is_some_and(|plan| plan.pods.iter().any(|planned| planned.pod == pod.uid))
 }
 
 /// True where the pods of a gang that were bound for an earlier PodGroup may start for the present one: others were bound

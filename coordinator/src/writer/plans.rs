@@ -1,7 +1,9 @@
 //! Writes of plans: all that wait for one object become one write.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use phalanx_common::ids::ActionId;
 use phalanx_core::action::{Action, Command};
@@ -11,6 +13,29 @@ use crate::api::apply::MOST_CONFLICTS;
 use crate::api::{Api, ApiError, Mutation, Object, ObjectKey};
 use crate::convert::plan::{self, PlanChange};
 use crate::metrics::command_name;
+
+/// Of one batch so many writes that are refused are narrowed: enough to find two of the gangs that go together, and few
+/// where the API refuses whatever is written.
+const MOST_REFUSALS: usize = 16;
+/// Of one object it is said once in this time that a plan was refused: where there is no room, there is none for many.
+const REFUSALS_SAID: Duration = Duration::from_secs(60);
+
+/// When it was said last of each object that a plan was refused.
+#[derive(Debug, Default)]
+pub(super) struct RefusalsSaid(Mutex<HashMap<u8, Instant>>);
+
+impl RefusalsSaid {
+    /// True where it is to be said now.
+    fn is_due(&self, number: u8, now: Instant) -> bool {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due =
+            said.get(&number).is_none_or(|last| now.saturating_duration_since(*last) >= REFUSALS_SAID);
+        if is_due {
+            said.insert(number, now);
+        }
+        is_due
+    }
+}
 
 /// An object of plans as it was after the last write of this process. What is watched lags behind that, and a write
 /// made from it would meet a conflict each time.
@@ -65,50 +90,40 @@ fn changes_of(actions: Vec<Action>) -> (Vec<(ActionId, &'static str)>, Vec<PlanC
 }
 
 impl<A: Api> Worker<A> {
-    /// Does writes and removals of plans of one object, in their order. Each has its outcome when all are done.
+    /// Does writes and removals of plans of one object. Each has its outcome when all are done.
     pub(super) async fn change_plans(&self, number: u8, actions: Vec<Action>) {
         let (asked, changes) = changes_of(actions);
         let key = plan::key_of_number(&self.api.reading(), number);
-        let answers = self.timed(async { Ok(self.plans_changed(&key, &changes).await) }).await;
-        let answers = answers.unwrap_or_else(|error| vec![Err(error); changes.len()]);
+        let answers = self.plans_changed(&key, &changes).await;
         for ((action, name), answer) in asked.into_iter().zip(answers) {
+            if let Err(ApiError::Invalid(why)) = &answer
+                && self.refusals_said.is_due(number, Instant::now())
+            {
+                tracing::warn!(command = name, "the plan of a gang is refused: {why}");
+            }
             self.conclude(name, Self::done(action, &answer)).await;
         }
     }
 
+    /// What came of each change. A write that is refused is halved until what is wrong stands alone: it must not be held
+    /// against the other gangs.
     async fn plans_changed(&self, key: &ObjectKey, changes: &[PlanChange]) -> Vec<Result<(), ApiError>> {
         let mut answers = Vec::new();
-        for change in changes {
-            answers.push(self.check_earlier(change).await);
-        }
-        let open: Vec<usize> = (0..changes.len()).filter(|at| answers[*at].is_ok()).collect();
-        let written: Vec<&PlanChange> = open.iter().map(|at| &changes[*at]).collect();
-        for (at, answer) in open.into_iter().zip(self.written(key, &written).await) {
-            answers[at] = match self.remove_earlier(&changes[at]).await {
-                Some(removed) if matches!(answer, Ok(()) | Err(ApiError::NotFound(_))) => removed,
-                _ => answer,
-            };
+        let mut refusals_left = MOST_REFUSALS;
+        // What is still to be written, the first of it last.
+        let mut open: Vec<Range<usize>> = std::iter::once(0..changes.len()).collect();
+        while let Some(range) = open.pop() {
+            match self.write_plans(key, &changes[range.clone()]).await {
+                Err(ApiError::Invalid(_)) if range.len() > 1 && refusals_left > 0 => {
+                    refusals_left -= 1;
+                    let middle = range.start + range.len() / 2;
+                    open.extend([middle..range.end, range.start..middle]);
+                }
+                Err(error) => answers.extend(range.map(|_| Err(error.clone()))),
+                Ok(found) => answers.extend(found),
+            }
         }
         answers
-    }
-
-    async fn written(&self, key: &ObjectKey, changes: &[&PlanChange]) -> Vec<Result<(), ApiError>> {
-        if changes.is_empty() {
-            return Vec::new();
-        }
-        match self.write_plans(key, changes).await {
-            // What is wrong with one must not be held against the others.
-            Err(ApiError::Invalid(_)) if changes.len() > 1 => {
-                let mut answers = Vec::new();
-                for change in changes {
-                    let alone = self.write_plans(key, &[*change]).await;
-                    answers.push(alone.and_then(|answers| answers.into_iter().next().unwrap_or(Ok(()))));
-                }
-                answers
-            }
-            Err(error) => vec![Err(error); changes.len()],
-            Ok(answers) => answers,
-        }
     }
 
     /// Looks at the object, decides by it, and writes where it is still what was seen. A glance is enough for that: what
@@ -116,18 +131,20 @@ impl<A: Api> Worker<A> {
     async fn write_plans(
         &self,
         key: &ObjectKey,
-        changes: &[&PlanChange],
+        changes: &[PlanChange],
     ) -> Result<Vec<Result<(), ApiError>>, ApiError> {
         let mut conflicts = 0;
         let mut is_fresh = false;
         loop {
-            let seen = self.look(key, is_fresh).await?;
+            let seen = self.timed(self.look(key, is_fresh)).await?;
             let stored = if is_fresh { seen } else { self.last_writes.newer(key, seen) };
-            let decided = plan::decide(key, stored.as_deref(), changes.iter().copied());
+            let decided = plan::decide(key, stored.as_deref(), changes);
             match decided.mutation {
-                Some(mutation) => match self.write_object(key, stored, mutation).await {
+                Some(mutation) => match self.timed(self.write_object(key, stored, mutation)).await {
                     Ok(()) => return Ok(decided.answers),
                     Err(error) if error.is_overtaken() && conflicts < MOST_CONFLICTS => conflicts += 1,
+                    // Others were faster each time. That a later leader has a plan of the gang was not seen.
+                    Err(error) if error.is_overtaken() => return Err(ApiError::Unknown),
                     Err(error) => return Err(error),
                 },
                 None if is_fresh => return Ok(decided.answers),
@@ -156,30 +173,17 @@ impl<A: Api> Worker<A> {
         self.last_writes.remember(key, last);
         Ok(())
     }
+}
 
-    /// What an earlier version of this program has stored of a gang.
-    async fn earlier(&self, change: &PlanChange) -> Result<Option<Arc<Object>>, ApiError> {
-        let stored = self.look(&plan::earlier::key(change.gang()), false).await?;
-        Ok(stored.filter(|stored| plan::earlier::is_earlier(stored)))
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// It stops the plan of an earlier term.
-    async fn check_earlier(&self, change: &PlanChange) -> Result<(), ApiError> {
-        let PlanChange::Write(plan) = change else { return Ok(()) };
-        self.earlier(change).await?.map_or(Ok(()), |stored| plan::earlier::check(&stored, plan.term))
-    }
-
-    /// It goes with the gang's plan. `None` where there is nothing to remove.
-    async fn remove_earlier(&self, change: &PlanChange) -> Option<Result<(), ApiError>> {
-        let PlanChange::Remove { term, .. } = change else { return None };
-        let removed = match self.earlier(change).await {
-            Ok(stored) => match plan::earlier::removal(&*stored?, *term) {
-                Ok(removal) => self.mutate(removal).await,
-                Err(error) => Err(error),
-            },
-            Err(error) => Err(error),
-        };
-        // Gone as it should be.
-        Some(if matches!(removed, Err(ApiError::NotFound(_))) { Ok(()) } else { removed })
+    #[test]
+    fn that_plans_are_refused_is_said_once_a_minute_for_each_object() {
+        let (said, now) = (RefusalsSaid::default(), Instant::now());
+        assert!(said.is_due(1, now) && said.is_due(2, now));
+        assert!(!said.is_due(1, now) && !said.is_due(2, now + Duration::from_secs(59)));
+        assert!(said.is_due(1, now + REFUSALS_SAID));
     }
 }

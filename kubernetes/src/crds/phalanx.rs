@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::shared::{Amount, duration, kept_object, kept_objects, whole_object};
+use super::shared::{Amount, duration, whole_object};
 
 /// What was decided for gangs. Fields that this version does not know are kept, so that an older coordinator loses
 /// nothing of what a newer one wrote.
@@ -40,20 +40,6 @@ pub struct GangPlanSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "whole_object")]
     pub plans: Option<Value>,
-    /// Of an earlier version, one object for each gang: the gang.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "kept_object")]
-    pub gang: Option<Value>,
-    /// Of an earlier version: UID of the PodGroup that it was decided for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gang_uid: Option<String>,
-    /// Of an earlier version: when the pods must be bound, in milliseconds since 1970.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub binding_deadline: Option<i64>,
-    /// Of an earlier version: pods with their nodes, leases and GPUs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "kept_objects")]
-    pub pods: Option<Vec<Value>>,
 }
 
 /// What is known of a plan.

@@ -54,14 +54,6 @@ pub(crate) fn whole_object(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A list of such objects.
-pub(crate) fn kept_objects(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "array",
-        "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
-    })
-}
-
 /// A duration as Go and Volcano write it: `90s`, `1h30m`, `500ms`.
 pub(crate) fn duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

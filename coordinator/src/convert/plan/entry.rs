@@ -20,8 +20,10 @@ const NONE: &str = "-";
 /// Digits of a UUID.
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const UUID_DIGITS: usize = 22;
-/// Text of a pod beside its name and GPUs, about, and of an entry beside its pods.
+/// Text of a pod beside its name and GPUs, about, and of an entry beside its pods and the names of nodes.
 const POD_BYTES: usize = 48;
+/// Marks around a node's name.
+const NODE_BYTES: usize = 3;
 const ENTRY_BYTES: usize = 160;
 
 /// An entry as JSON. Whole numbers only up to what an API server keeps: 63 bits.
@@ -117,8 +119,15 @@ impl Entry {
 
 /// Bytes of a plan's entry, about.
 pub(super) fn text_bytes(plan: &GangPlan) -> usize {
-    let pod = |pod: &PlannedPod| POD_BYTES + pod.name.len() + pod.gpus.len() * (UUID_DIGITS + 1);
-    ENTRY_BYTES + plan.pods.iter().map(pod).sum::<usize>()
+    let (mut sum, mut last) = (ENTRY_BYTES, None);
+    for pod in &plan.pods {
+        sum += POD_BYTES + pod.name.len() + pod.gpus.len() * (UUID_DIGITS + 1);
+        // Each node stands there once, and the pods of one mostly follow each other.
+        if last.replace(&pod.node) != Some(&pod.node) {
+            sum += NODE_BYTES + pod.node.as_str().len();
+        }
+    }
+    sum
 }
 
 /// The part that others are likely to share: up to the last `-`.

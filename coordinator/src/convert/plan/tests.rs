@@ -161,7 +161,7 @@ fn a_write_that_was_decided_before_another_ones_does_not_land() {
 }
 
 #[test]
-fn what_cannot_be_read_is_left_out_alone_and_is_nobodys() {
+fn what_cannot_be_read_is_left_out_alone_and_only_its_term_counts() {
     let names = together(4);
     let [a, b, c, d] = [0, 1, 2, 3].map(|at| names[at].as_str());
     let mut world = World::new();
@@ -216,12 +216,76 @@ fn an_object_that_is_full_takes_no_more_and_one_gang_that_is_too_large_is_named(
     };
     let mut world = World::new();
     let answers = world.done(&[large(&names[0], 30_000), large(&names[1], 20_000), large(&names[2], 50_000)]);
-    let Err(ApiError::Storage(full)) = &answers[2] else { panic!("{:?}", answers[2]) };
-    assert!(full.contains("it would have") && full.contains("at most 1048576 are allowed"), "{full}");
+    let Err(ApiError::Invalid(full)) = &answers[2] else { panic!("{:?}", answers[2]) };
+    let begin = format!("{}: the plan of gang team/{}: there is no room for it: all plans", key(), names[2]);
+    assert!(full.starts_with(&begin) && full.contains("at most 1048576 are allowed. It is tried"), "{full}");
     assert_eq!(answers[..2], [Ok(()), Ok(())]);
+    // What other gangs leave in the same write is room, wherever it stands; a gang's own changes keep their order.
+    let batch =
+        [large(&names[2], 50_000), removal(&names[0], 5), removal(&names[2], 5), removal(&names[1], 5)];
+    assert_eq!(world.done(&batch), vec![Ok(()); 4]);
+    assert_eq!(world.found(), []);
     let answers = world.done(&[large(&names[2], 100_000)]);
     let Err(ApiError::Invalid(large)) = &answers[0] else { panic!("{:?}", answers[0]) };
     assert!(large.contains(&format!("the plan of gang team/{}: it has", names[2])), "{large}");
+}
+
+#[test]
+fn an_object_goes_with_its_last_plan_only_where_nothing_else_is_in_it() {
+    let names = together(1);
+    let mut world = World::new();
+    world.done(&[write(&names[0], 5)]);
+    let mut object = Object::clone(&world.stored().unwrap());
+    object.spec["tomorrow"] = json!({ "x": 1 });
+    world.0.mutate(Mutation::Update(Box::new(object)), Time(9), "other").unwrap();
+    assert_eq!(world.done(&[removal(&names[0], 5)]), [Ok(())]);
+    let left = world.stored().unwrap();
+    assert_eq!(left.spec, json!({ "plans": {}, "gangs": 0, "term": null, "tomorrow": { "x": 1 } }));
+    let writes = world.1;
+    assert!(matches!(world.done(&[removal(&names[0], 5)])[..], [Err(ApiError::NotFound(_))]));
+    assert_eq!(world.1, writes, "there is nothing to write");
+    assert_eq!(world.done(&[write(&names[0], 6)]), [Ok(())]);
+    assert_eq!(world.found(), [(names[0].clone(), 6)]);
+}
+
+#[test]
+fn an_object_that_is_none_of_the_eight_is_left_out_with_what_removes_it() {
+    let reading = Reading::default();
+    for (namespace, name) in
+        [("team", "g"), ("team", "plans-0"), ("phalanx-system", "plans-8"), ("phalanx-system", "plans-07")]
+    {
+        let object =
+            Object::new(Kind::GangPlan, namespace, name).with_spec(json!({ "gang": {}, "pods": [] }));
+        let warning = format!(
+            "GangPlan {namespace}/{name}: plans stand in plans-0 to plans-7 in namespace phalanx-system, and in no other \
+             object; it is left out. Remove it: kubectl delete gangplan -n {namespace} {name}"
+        );
+        let expected = Plans { found: Vec::new(), warnings: vec![warning.clone()] };
+        assert_eq!(plans_of_object(&reading, &object), expected);
+        let mut told = PlansTold::default();
+        assert_eq!(told.object(&reading, &object), (Vec::new(), vec![warning]));
+        assert_eq!(told.object(&reading, &object), (Vec::new(), Vec::new()), "said once");
+    }
+}
+
+#[test]
+fn however_long_a_wrong_value_is_its_warning_is_not() {
+    let names = together(2);
+    let mut world = World::new();
+    world.done(&[write(&names[0], 5), write(&names[1], 5)]);
+    let mut object = Object::clone(&world.stored().unwrap());
+    object.spec["plans"][format!("team/{}", names[0])]["pods"][0] = json!("x".repeat(100_000));
+    object.spec["plans"][format!("team/{}", names[1])]["term"] = json!("y".repeat(100_000));
+    object.spec["plans"]["z".repeat(100_000)] = json!({});
+    let plans = plans_of_object(&Reading::default(), &object);
+    assert_eq!((plans.found, plans.warnings.len()), (Vec::new(), 3));
+    for warning in &plans.warnings {
+        assert!(warning.len() < 800 && warning.contains(" ... "), "{warning}");
+    }
+    let is_said = |text: &str| plans.warnings.iter().any(|warning| warning.contains(text));
+    assert!(is_said(".pods[0]: must be 5 words") && is_said("expected u64; the plan is left out"));
+    object.spec["plans"] = json!("w".repeat(100_000));
+    assert!(plans_of_object(&Reading::default(), &object).warnings[0].len() < 800);
 }
 
 #[test]
@@ -244,6 +308,8 @@ fn only_plans_that_are_new_are_told() {
     world.done(&[write(b, 6), write(c, 6)]);
     assert_eq!(news(&world), [(b.to_owned(), 6), (c.to_owned(), 6)]);
     world.done(&[removal(b, 6)]);
+    assert_eq!(news(&world), []);
+    // The same object once more is no news: a log that keeps the newest version tells it more than once.
     assert_eq!(news(&world), []);
     // Written anew, it is told anew.
     world.done(&[write(b, 6)]);
