@@ -370,10 +370,10 @@ impl State {
     }
 
     /// An object of plans is large and changes all the time: the log keeps none of its earlier versions. Who reads of one
-    /// of them is told of the newest instead, more than once, or that it is gone.
+    /// of them is told of the newest instead, more than once; of one that is gone, that no plan is in it.
     fn supersede(&mut self, newest: &mut Entry) {
         if newest.is_deleted {
-            newest.packed = Arc::new(newest.packed.gone());
+            newest.packed = Arc::new(newest.packed.emptied());
         }
         let mut revisions = self.planned.remove(&newest.place).unwrap_or_default();
         revisions.retain(|revision| *revision > self.forgotten);
@@ -382,7 +382,6 @@ impl State {
             let at = usize::try_from(revision - self.forgotten - 1).ok();
             if let Some(entry) = at.and_then(|at| self.log.get_mut(at)) {
                 entry.packed = Arc::clone(&newest.packed);
-                entry.is_deleted = newest.is_deleted;
                 entry.object = entry.object.take().and(newest.object.clone());
             }
         }

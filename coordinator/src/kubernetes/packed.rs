@@ -73,10 +73,10 @@ impl Packed {
         })
     }
 
-    /// What is known of an object that is gone.
-    pub(super) fn gone(&self) -> Self {
+    /// The object with nothing in its spec.
+    pub(super) fn emptied(&self) -> Self {
         let (uid, resource_version) = (self.uid.clone(), self.resource_version);
-        Self { uid, resource_version, head: Box::default(), spec: Arc::default() }
+        Self { uid, resource_version, head: self.head.clone(), spec: Arc::from(*b"{}") }
     }
 
     /// The object again.
