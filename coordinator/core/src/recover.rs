@@ -18,7 +18,6 @@ use crate::core::{Core, Pending, Timer};
 use crate::gang::GangKey;
 use crate::lease::{Lease, devices};
 use crate::phase::{BindState, Member, Phase, Round, Step};
-use crate::terms::is_believable;
 
 impl Core {
     /// Everything stored is known.
@@ -37,10 +36,9 @@ impl Core {
         }
         let plans = std::mem::take(&mut self.plans_found);
         self.go_above_stored(&plans, actions);
-        let plans = self.newest_plans(plans);
         let planned: BTreeSet<GangKey> =
-            plans.values().filter_map(|plan| self.key_of_uid(&plan.gang, &plan.gang_uid)).collect();
-        for plan in plans.values() {
+            plans.iter().filter_map(|plan| self.key_of_uid(&plan.gang, &plan.gang_uid)).collect();
+        for plan in &plans {
             self.resume_plan(plan, actions);
         }
         for key in bound.into_iter().map(|(key, _)| key).collect::<BTreeSet<GangKey>>() {
@@ -54,19 +52,6 @@ impl Core {
             self.reconcile(node, reports, actions);
         }
         self.touched.extend(self.gangs.gangs.keys().copied());
-    }
-
-    /// One plan for each gang. Where two are stored the one of the later term counts: the other one was left behind by an
-    /// earlier version of the program, and goes when this one does.
-    fn newest_plans(&self, plans: Vec<GangPlan>) -> BTreeMap<GangName, GangPlan> {
-        let rank = |plan: &GangPlan| (is_believable(plan.term, self.term.counter), plan.term);
-        let mut newest: BTreeMap<GangName, GangPlan> = BTreeMap::new();
-        for plan in plans {
-            if newest.get(&plan.gang).is_none_or(|other| rank(other) <= rank(&plan)) {
-                newest.insert(plan.gang.clone(), plan);
-            }
-        }
-        newest
     }
 
     /// The gang of this name, where its PodGroup is this very one.

@@ -212,11 +212,13 @@ impl Core {
             Outcome::Done => self.arm(key, now),
             Outcome::Unknown => self.retry_plan(key, now),
             Outcome::Conflict | Outcome::NotFound | Outcome::Refused(_) => {
-                let name = self.gangs.gangs.get(&key).map(|gang| gang.spec.name.to_string());
-                let message = format!(
-                    "the plan of gang {} could not be written: {outcome:?}; it is planned again",
-                    name.unwrap_or_default()
-                );
+                let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+                if let Outcome::Refused(why) = outcome {
+                    gang.refused = Some(Arc::from(format!("its plan could not be written: {why}")));
+                }
+                let name = gang.spec.name.to_string();
+                let message =
+                    format!("the plan of gang {name} could not be written: {outcome:?}; it is planned again");
                 self.emit(Command::Warn { message }, actions);
                 let retry_at = self.retry_at(key, now);
                 self.drop_round(key, retry_at, actions);
@@ -226,7 +228,7 @@ impl Core {
 
     /// What came of making the plan of an earlier leader ours. Until it is, nothing is bound.
     fn plan_adopted(&mut self, key: GangKey, outcome: &Outcome, now: Time) {
-        // A plan says nothing to a later leader once its PodGroup is gone.
+        // Once its PodGroup is gone no later leader heeds the plan: that it could not be written holds up nothing.
         let is_lost = self.gangs.gangs.get(&key).is_none_or(|gang| gang.deleted);
         let Some(round) = self.round_mut(key) else { return };
         round.plan_write = None;
