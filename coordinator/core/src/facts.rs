@@ -334,7 +334,11 @@ impl Core {
         let Some(pod) = self.gangs.pods.get(uid) else { return };
         let Some(binding) = pod.spec.binding.clone() else { return };
         match pod.lease {
-            Some(lease) if binding.lease == Some(lease) || self.is_local_there(lease, &binding) => {
+            Some(lease)
+                if binding.lease == Some(lease)
+                    // One that names a lease of an agent is another leader's, though it is to the same node.
+                    || binding.lease.is_none() && self.is_local_there(lease, &binding) =>
+            {
                 self.mark_bound(key, uid);
                 let ended = self.pod_ended(&self.gangs.pods[uid].spec);
                 let starts = planted::is(Bug::StartBeforeWhole);

@@ -1,12 +1,12 @@
-//! The coordinator's calls to the API: in order for each pod, gang and queue, with faults, and with answers that
-//! are late. Calls of a process that died may land all the same.
+//! The coordinator's calls to the API: in order for each pod, gang, queue and object of plans, with faults, and with
+//! answers that are late. Calls of a process that died may land all the same.
 
 use std::collections::BTreeMap;
 
 use phalanx_common::ids::{ActionId, GangName, PodUid, Term};
 use phalanx_coordinator::api::faults::{Call, Fault};
 use phalanx_coordinator::api::{ApiError, Kind, Mutation, ObjectKey, Preconditions};
-use phalanx_coordinator::convert::plan::{PlanChange, decide, plan_key};
+use phalanx_coordinator::convert::plan::{PlanChange, decide, number_of, plan_key};
 use phalanx_coordinator::convert::status::{pod_group_status, queue_status};
 use phalanx_coordinator::convert::{self, Reading, outcome_of};
 use phalanx_coordinator::metrics::{command_name, outcome_name};
@@ -28,10 +28,14 @@ const TIME_OUT_MS: u64 = 10_000;
 
 /// What came of a landing.
 enum Landed {
-    /// The call goes on with this write.
-    Second(Box<Mutation>),
+    /// The call goes on with this write; if it is done, these are the answers.
+    Second(Box<Mutation>, Vec<Result<(), ApiError>>),
     /// The call begins anew.
     Again,
+    /// It begins anew with the first half of its changes.
+    Half,
+    /// The call is over, and each of its changes of plans has an answer.
+    Changed(Vec<Result<(), ApiError>>),
     /// The call is over.
     Over(Option<Event>),
 }
@@ -50,12 +54,17 @@ impl World {
 
     /// Sends the first action of a lane.
     fn send_call(&mut self, incarnation: u64, lane: &Lane) {
-        let Some(process) = self.processes.get(&incarnation) else { return };
-        let Some(action) = process.lanes.get(lane).and_then(|waiting| waiting.front()).cloned() else {
-            return;
-        };
-        let flight = Flight { incarnation, lane: lane.clone(), action, second: None, conflicts: 0 };
-        self.launch(flight);
+        let Some(process) = self.processes.get_mut(&incarnation) else { return };
+        let Some(waiting) = process.lanes.get(lane) else { return };
+        let mut actions = waiting.iter().cloned();
+        let Some(action) = actions.next() else { return };
+        let beside: Vec<Action> = if matches!(lane, Lane::Plans(_)) { actions.collect() } else { Vec::new() };
+        process.expected.insert(lane.clone(), 1 + beside.len());
+        if !beside.is_empty() {
+            self.log.count("changes of plans that go together");
+        }
+        let (lane, answers) = (lane.clone(), Vec::new());
+        self.launch(Flight { incarnation, lane, action, beside, second: None, answers, conflicts: 0 });
     }
 
     fn launch(&mut self, flight: Flight) {
@@ -84,8 +93,8 @@ impl World {
             None => self.do_call(&flight, fault),
         };
         match landed {
-            Landed::Second(mutation) => {
-                flight.second = Some(*mutation);
+            Landed::Second(mutation, answers) => {
+                (flight.second, flight.answers) = (Some(*mutation), answers);
                 let incarnation = flight.incarnation;
                 self.launch(flight);
                 // Between what was read and what is written by it.
@@ -97,6 +106,15 @@ impl World {
                 flight.conflicts += 1;
                 self.launch(flight);
             }
+            Landed::Half => {
+                let count = flight.beside.len().div_ceil(2);
+                flight.beside.truncate(count - 1);
+                if let Some(process) = self.alive(flight.incarnation) {
+                    process.expected.insert(flight.lane.clone(), count);
+                }
+                self.launch(flight);
+            }
+            Landed::Changed(answers) => self.end_changes(&flight, fault, answers),
             Landed::Over(event) => self.end_call(flight, fault, event),
         }
         self.api_changed();
@@ -104,19 +122,38 @@ impl World {
 
     /// The answer is on its way.
     fn end_call(&mut self, flight: Flight, fault: Option<Fault>, event: Option<Event>) {
-        if let Some(Event::ActionDone { outcome, .. }) = &event {
-            let name = command_name(&flight.action.command);
+        self.count_outcome(&flight.action, event.as_ref());
+        let delay = self.answer_delay(fault);
+        let (incarnation, lane) = (flight.incarnation, flight.lane);
+        self.after(delay, Happening::Answer { incarnation, lane, event: event.map(Box::new) });
+    }
+
+    /// The same of changes of plans. Each is told for itself.
+    fn end_changes(&mut self, flight: &Flight, fault: Option<Fault>, answers: Vec<Result<(), ApiError>>) {
+        let delay = self.answer_delay(fault);
+        for (action, answer) in flight.actions().zip(answers) {
+            let event = done(action.id, &answer);
+            self.count_outcome(action, Some(&event));
+            let (incarnation, lane) = (flight.incarnation, flight.lane.clone());
+            self.after(delay, Happening::Answer { incarnation, lane, event: Some(Box::new(event)) });
+        }
+    }
+
+    fn count_outcome(&mut self, action: &Action, event: Option<&Event>) {
+        if let Some(Event::ActionDone { outcome, .. }) = event {
+            let name = command_name(&action.command);
             self.log.count(&format!("outcome {name} {}", outcome_name(outcome)));
         }
-        let delay = match fault {
+    }
+
+    fn answer_delay(&mut self, fault: Option<Fault>) -> u64 {
+        match fault {
             Some(Fault::TimedOutNotDone | Fault::TimedOutButDone) => {
                 self.random.between(TIME_OUT_MS / 10, TIME_OUT_MS)
             }
             _ if self.goes_wrong(self.rates.late) => self.random.between(100, TIME_OUT_MS / 2),
             _ => self.random.between(1, 10),
-        };
-        let (incarnation, lane) = (flight.incarnation, flight.lane);
-        self.after(delay, Happening::Answer { incarnation, lane, event: event.map(Box::new) });
+        }
     }
 
     /// The coordinator hears what came of a call, and sends the next one of the lane.
@@ -133,8 +170,13 @@ impl World {
                 process.lanes.remove(lane);
             }
         }
-        // Before the core hears: what it asks for now stands behind.
-        self.send_call(incarnation, lane);
+        let left = process.expected.remove(lane).unwrap_or(1) - 1;
+        if left > 0 {
+            process.expected.insert(lane.clone(), left);
+        } else {
+            // Before the core hears: what it asks for now stands behind.
+            self.send_call(incarnation, lane);
+        }
         if let Some(event) = event {
             if let Event::TermRaised { term } = &event {
                 self.set_term(*term);
@@ -156,8 +198,7 @@ impl World {
                 }
                 Landed::Over(Some(event))
             }
-            Command::WritePlan(plan) => self.change_plan(id, PlanChange::Write(plan)),
-            Command::DeletePlan { gang, term } => self.change_plan(id, PlanChange::Remove { gang, term }),
+            Command::WritePlan(_) | Command::DeletePlan { .. } => self.change_plans(flight),
             command => match self.mutation(command) {
                 // As the writer does: a status that is there already is not written again.
                 Ok(Mutation::UpdateStatus { key, status, .. })
@@ -171,15 +212,33 @@ impl World {
         }
     }
 
-    /// Looks at the object that holds a gang's plan, and decides by it. Each change is a write of its own here, so that
-    /// more of them meet.
-    fn change_plan(&self, id: ActionId, change: PlanChange) -> Landed {
-        let key = plan_key(&Reading::default(), change.gang());
+    /// Looks at the object that holds the gangs' plans, and decides by it.
+    fn change_plans(&self, flight: &Flight) -> Landed {
+        let changes: Vec<PlanChange> = flight.actions().filter_map(change_of).collect();
+        let Some(first) = changes.first() else { return Landed::Changed(Vec::new()) };
+        let key = plan_key(&Reading::default(), first.gang());
         let stored = self.api.store.get(&key).ok();
-        let decided = decide(&key, stored.as_deref(), &[change]);
+        let decided = decide(&key, stored.as_deref(), &changes);
         match decided.mutation {
-            Some(mutation) => Landed::Second(Box::new(mutation)),
-            None => Landed::Over(Some(done(id, decided.answers.first().unwrap_or(&Ok(()))))),
+            Some(mutation) => Landed::Second(Box::new(mutation), decided.answers),
+            None => Landed::Changed(decided.answers),
+        }
+    }
+
+    /// As the writer does with what came of the write of an object of plans.
+    fn plans_landed(flight: &Flight, is_alive: bool, answer: Result<(), ApiError>) -> Landed {
+        let all = |error: ApiError| Landed::Changed(vec![Err(error); 1 + flight.beside.len()]);
+        match answer {
+            Ok(()) => Landed::Changed(flight.answers.clone()),
+            Err(ApiError::Invalid(_)) if is_alive && !flight.beside.is_empty() => Landed::Half,
+            Err(error) if error.is_overtaken() => {
+                if is_alive && flight.conflicts < MOST_CONFLICTS {
+                    Landed::Again
+                } else {
+                    all(ApiError::Unknown)
+                }
+            }
+            Err(error) => all(error),
         }
     }
 
@@ -211,14 +270,8 @@ impl World {
                 format!("a late Binding reached pod {name} after a newer coordinator fenced it"),
             );
         }
-        let is_overtaken = answer.as_ref().is_err_and(ApiError::is_overtaken);
-        let reads_first = matches!(flight.action.command, Command::WritePlan(_) | Command::DeletePlan { .. });
-        if reads_first && is_overtaken {
-            return if is_alive && flight.conflicts < MOST_CONFLICTS {
-                Landed::Again
-            } else {
-                Landed::Over(Some(done(id, &Err::<(), _>(ApiError::Unknown))))
-            };
+        if matches!(flight.lane, Lane::Plans(_)) {
+            return Self::plans_landed(flight, is_alive, answer.map(drop));
         }
         Landed::Over(Some(done(id, &answer)))
     }
@@ -310,14 +363,29 @@ impl World {
 
 fn lane_of(command: &Command) -> Lane {
     match command {
-        Command::WritePlan(plan) => Lane::Gang(plan.gang.clone()),
-        Command::DeletePlan { gang, .. } | Command::SetGangStatus { gang, .. } => Lane::Gang(gang.clone()),
+        Command::WritePlan(plan) => Lane::Plans(number_of(&plan.gang)),
+        Command::DeletePlan { gang, .. } => Lane::Plans(number_of(gang)),
+        Command::SetGangStatus { gang, .. } => Lane::Gang(gang.clone()),
         Command::SetQueueStatus { queue, .. } => Lane::Queue(queue.clone()),
         Command::Bind { pod, .. }
         | Command::FenceWrite { pod, .. }
         | Command::ReadPod { pod, .. }
         | Command::Evict { pod, .. } => Lane::Pod(pod.clone()),
         Command::RaiseTerm { .. } | Command::Send { .. } | Command::Warn { .. } => Lane::Term,
+    }
+}
+
+fn change_of(action: &Action) -> Option<PlanChange> {
+    match action.command.clone() {
+        Command::WritePlan(plan) => Some(PlanChange::Write(plan)),
+        Command::DeletePlan { gang, term } => Some(PlanChange::Remove { gang, term }),
+        _ => None,
+    }
+}
+
+impl Flight {
+    fn actions(&self) -> impl Iterator<Item = &Action> {
+        std::iter::once(&self.action).chain(&self.beside)
     }
 }
 

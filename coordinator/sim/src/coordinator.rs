@@ -7,6 +7,7 @@ use phalanx_common::ids::{ClusterId, GangName, NodeName, PodUid, QueueName, Term
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, LeaseState, ToAgent, VERSION};
 use phalanx_coordinator::agents::PodReport;
+use phalanx_coordinator::api::{ApiError, Mutation};
 use phalanx_coordinator::convert::{self, PlansTold, Reading};
 use phalanx_core::action::{Action, Command};
 use phalanx_core::event::Event;
@@ -27,6 +28,8 @@ const CLUSTER: &str = "simulated";
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
     Gang(GangName),
+    /// The object of plans of this number.
+    Plans(u8),
     Queue(QueueName),
     Pod(PodUid),
     Term,
@@ -38,8 +41,12 @@ pub(crate) struct Flight {
     pub(crate) incarnation: u64,
     pub(crate) lane: Lane,
     pub(crate) action: Action,
+    /// Changes of plans that become one write with it.
+    pub(crate) beside: Vec<Action>,
     /// The second half of a call that reads before it writes.
-    pub(crate) second: Option<phalanx_coordinator::api::Mutation>,
+    pub(crate) second: Option<Mutation>,
+    /// What comes of the changes of plans if that is done.
+    pub(crate) answers: Vec<Result<(), ApiError>>,
     /// Conflicts met so far.
     pub(crate) conflicts: u32,
 }
@@ -55,8 +62,10 @@ pub(crate) struct Process {
     pub(crate) is_deposed: bool,
     pub(crate) core: Core,
     pub(crate) kubelet: Kubelet,
-    /// Actions that wait, by lane; the first of each is on its way.
+    /// Actions that wait, by lane; the first of each is on its way, and changes of plans that go with it.
     pub(crate) lanes: BTreeMap<Lane, VecDeque<Action>>,
+    /// Answers that are still to come of the call of a lane.
+    pub(crate) expected: BTreeMap<Lane, usize>,
     /// Plans that its core was told of.
     plans: PlansTold,
     follower: Follower,
@@ -111,6 +120,7 @@ impl World {
             core: Core::new(self.settings.clone()),
             kubelet,
             lanes: BTreeMap::new(),
+            expected: BTreeMap::new(),
             plans,
             follower,
             sessions: BTreeMap::new(),
