@@ -224,7 +224,8 @@ impl Driver {
         self.apply(event);
     }
 
-    fn answer(&self, question: Question) {
+    fn answer(&mut self, question: Question) {
+        self.parts.core.asked_at(self.parts.clock.now());
         // Who asked may have left: then nobody misses the answer.
         match question {
             Question::View(answer) => drop(answer.send(self.parts.core.view())),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, LeaseId};
 use phalanx_common::resources::{ResourceName, Resources, format_amount};
+use phalanx_common::units::Time;
 
 use crate::amounts::Amounts;
 use crate::cluster::EarlyEnd;
@@ -211,6 +212,12 @@ impl Core {
             refusals: node.refusals,
             other_pods: self.cluster.find(&node.name).map_or(0, |node| self.others.on(node).count()),
         }
+    }
+
+    /// The time to which answers refer: where nothing happens the last event is long ago. Nothing is decided by it, because
+    /// every event and every cycle brings its own.
+    pub fn asked_at(&mut self, now: Time) {
+        self.now = self.now.max(now);
     }
 
     /// Why a gang does not run; `None` where it is not known.

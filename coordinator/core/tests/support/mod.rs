@@ -678,6 +678,7 @@ impl World {
             "settle" => self.settle(true),
             "settle-quietly" => self.settle(false),
             "step" => self.step(),
+            "asked-at" => self.core.asked_at(Time(words.plain[1].parse::<u64>().unwrap() * 1000)),
             "t" => self.advance(words.plain[1].parse().unwrap()),
             "quiet-t" => {
                 self.advance(words.plain[1].parse().unwrap());
