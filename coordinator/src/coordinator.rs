@@ -31,7 +31,7 @@ use crate::api::{Api, ApiError, Change, Object};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::convert::claims::Claims;
-use crate::convert::{self, PlansTold, Reading};
+use crate::convert::{self, Converted, PlansTold, Reading};
 use crate::driver::{self, Driver, Inputs, Permit, Senders};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
@@ -393,30 +393,26 @@ struct Told {
 impl Told {
     /// Facts of an object that is there.
     fn object(&mut self, object: &Object) -> Vec<Event> {
-        let mut events = self.claims.applied(object);
-        let converted = convert::event_of_object(&self.reading, object);
-        let (found, warnings) = self.plans.object(&self.reading, object);
-        warn(converted.warnings.into_iter().chain(warnings));
-        events.extend(converted.event.into_iter().chain(found));
-        events
+        let of_claims = self.claims.applied(object);
+        let of_plans = self.plans.object(&self.reading, object);
+        facts(of_claims, convert::event_of_object(&self.reading, object), of_plans)
     }
 
     /// Facts of a change.
     fn change(&mut self, change: &Change) -> Vec<Event> {
-        let mut events = self.claims.heard(change);
-        let converted = convert::event_of_change(&self.reading, change);
-        let (found, warnings) = self.plans.change(&self.reading, change);
-        warn(converted.warnings.into_iter().chain(warnings));
-        events.extend(converted.event.into_iter().chain(found));
-        events
+        let of_claims = self.claims.heard(change);
+        let of_plans = self.plans.change(&self.reading, change);
+        facts(of_claims, convert::event_of_change(&self.reading, change), of_plans)
     }
 }
 
-/// Says what could not be read.
-fn warn(warnings: impl Iterator<Item = String>) {
-    for warning in warnings {
+/// All facts together. What could not be read is said.
+fn facts(of_claims: Vec<Event>, own: Converted, of_plans: (Vec<Event>, Vec<String>)) -> Vec<Event> {
+    let (plans, warnings) = of_plans;
+    for warning in own.warnings.into_iter().chain(warnings) {
         tracing::warn!("{warning}");
     }
+    of_claims.into_iter().chain(own.event).chain(plans).collect()
 }
 
 /// Changes of the API become events for the loop.

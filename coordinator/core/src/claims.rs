@@ -80,7 +80,8 @@ impl Claims {
     fn change(&mut self, name: GangName, change: impl FnOnce(&mut Entry)) {
         let entry = self.entries.entry(name.clone()).or_default();
         change(entry);
-        if entry.spec.is_none() && entry.pods.is_empty() && entry.others.is_empty() {
+        let is_mounted = !(entry.pods.is_empty() && entry.holders.is_empty() && entry.others.is_empty());
+        if entry.spec.is_none() && !is_mounted {
             self.entries.remove(&name);
         }
     }
@@ -114,19 +115,15 @@ impl Claims {
         let Some(spec) = self.get(&pod.name.namespace, claim).and_then(|entry| entry.spec.as_ref()) else {
             return Some(ClaimProblem::Missing { own: claim.own });
         };
-        // That of a pod of the same name that is just going: it passes.
-        if matches!(spec.state, ClaimState::Deleting) {
-            return Some(ClaimProblem::Deleting);
-        }
-        if claim.own && spec.owner.as_ref() != Some(&pod.uid) {
-            return Some(ClaimProblem::OfAnother { pod: pod.name.name.clone() });
-        }
+        let is_of_another = claim.own && spec.owner.as_ref() != Some(&pod.uid);
         match &spec.state {
+            // Also that of an earlier pod of the name: it passes, and is nothing that a person must see to.
+            ClaimState::Deleting => Some(ClaimProblem::Deleting { own: claim.own }),
+            _ if is_of_another => Some(ClaimProblem::OfAnother { pod: pod.name.name.clone() }),
             ClaimState::Bound { .. } => None,
             ClaimState::Binding => Some(ClaimProblem::Binding { since: spec.created, seconds: None }),
             ClaimState::AwaitsPod { class } => Some(ClaimProblem::AwaitsPod { class: class.clone() }),
             ClaimState::Lost => Some(ClaimProblem::Lost),
-            ClaimState::Deleting => None,
             ClaimState::Unreadable { problem } => Some(ClaimProblem::Unreadable { problem: problem.clone() }),
         }
     }
@@ -193,15 +190,14 @@ impl Core {
     /// Notes which claims a pod mounts, before it is kept; `before` is what it was where it mounted others, or where it
     /// ends now. Gives whether it has to wait for a claim, and whether one of them is for one pod at a time.
     pub(crate) fn link_claims(&mut self, before: Option<&PodSpec>, pod: &PodSpec) -> (bool, bool) {
-        let has_ended = pod.phase.is_terminal();
         if let Some(before) = before {
             self.unlink_claims(before);
         }
-        if pod.claims.is_empty() || has_ended {
+        if pod.claims.is_empty() || pod.phase.is_terminal() {
             return (false, false);
         }
-        for claim in &pod.claims {
-            self.claims.change(name_of(&pod.name.namespace, &claim.name), |entry| {
+        for name in names_of(pod) {
+            self.claims.change(name, |entry| {
                 entry.pods.insert(pod.uid.clone());
             });
         }
@@ -218,18 +214,14 @@ impl Core {
     /// A pod has a place now, or has none: its claims are its own, or free for others.
     pub(crate) fn note_holder(&mut self, uid: &PodUid) {
         let Some(pod) = self.gangs.pods.get(uid).filter(|pod| !pod.spec.claims.is_empty()) else { return };
-        let (holds, has_ended) = (self.holds(pod), pod.spec.phase.is_terminal());
+        let holds = self.holds(pod);
         for name in names_of(&pod.spec) {
-            let mut is_freed = false;
-            self.claims.change(name.clone(), |entry| {
-                if holds && !has_ended {
+            if holds {
+                self.claims.change(name, |entry| {
                     entry.holders.insert(uid.clone());
-                } else {
-                    is_freed = entry.holders.remove(uid);
-                }
-            });
-            if is_freed {
-                self.wake_users(&name);
+                });
+            } else {
+                self.free_claim(name, uid);
             }
         }
     }
@@ -238,17 +230,22 @@ impl Core {
         (pod.lease.is_some() || pod.spec.binding.is_some()) && !self.pod_ended(&pod.spec)
     }
 
+    /// A pod has a claim no more; where it had it, others may.
+    fn free_claim(&mut self, name: GangName, uid: &PodUid) {
+        let mut is_freed = false;
+        self.claims.change(name.clone(), |entry| is_freed = entry.holders.remove(uid));
+        if is_freed {
+            self.wake_users(&name);
+        }
+    }
+
     /// A pod has ended or is gone: it mounts nothing any more.
     pub(crate) fn unlink_claims(&mut self, pod: &PodSpec) {
         for name in names_of(pod) {
-            let mut is_freed = false;
             self.claims.change(name.clone(), |entry| {
                 entry.pods.remove(&pod.uid);
-                is_freed = entry.holders.remove(&pod.uid);
             });
-            if is_freed {
-                self.wake_users(&name);
-            }
+            self.free_claim(name, &pod.uid);
         }
     }
 

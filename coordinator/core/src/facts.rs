@@ -162,8 +162,8 @@ impl Core {
             written: None,
             stray_due: None,
             placing_since: None,
-            few_pods_since: None,
-            few_pods_told: Time(0),
+            partial_since: None,
+            partial_told: Time(0),
         };
         let name = gang.spec.name.clone();
         self.gangs.gangs.insert(key, gang);

@@ -57,12 +57,12 @@ pub(crate) struct Gang {
     /// Since when it is being placed, as far as its status goes.
     #[serde(default)]
     pub(crate) placing_since: Option<Time>,
-    /// Since when it has too few pods, as far as its status goes.
+    /// Since when it has a part of the pods or claims that it needs, as far as its status goes.
     #[serde(default)]
-    pub(crate) few_pods_since: Option<Time>,
-    /// When its status last said how many pods it has of those it needs.
+    pub(crate) partial_since: Option<Time>,
+    /// When its status last said how much of them it has.
     #[serde(default)]
-    pub(crate) few_pods_told: Time,
+    pub(crate) partial_told: Time,
 }
 
 impl Gang {

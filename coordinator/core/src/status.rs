@@ -24,7 +24,7 @@ const PLACING_AFTER_MS: Millis = Millis(1_000);
 /// How often the status of a queue is written at most: each gang that moves changes its numbers.
 const QUEUE_EVERY_MS: Millis = Millis(1_000);
 
-/// How often a status follows the number of pods at most.
+/// How often a status follows the number of pods, or of claims, at most.
 const NUMBERS_EVERY_MS: Millis = Millis(5_000);
 
 impl Core {
@@ -81,10 +81,9 @@ impl Core {
         let phase = pod_group_phase(gang.phase.kind());
         let waits = matches!(phase, GangPhase::Pending | GangPhase::Inqueue | GangPhase::Unknown);
         let mut reason = gang.reason.clone().filter(|_| waits);
-        let few_pods_since = comes_bit_by_bit(reason.as_ref()).then(|| gang.few_pods_since.unwrap_or(now));
-        if let Some(due) = few_pods_since
-            .and_then(|since| few_pods_due(gang, reason.as_ref(), since))
-            .filter(|due| *due > now)
+        let partial_since = comes_bit_by_bit(reason.as_ref()).then(|| gang.partial_since.unwrap_or(now));
+        if let Some(due) =
+            partial_since.and_then(|since| partial_due(gang, reason.as_ref(), since)).filter(|due| *due > now)
         {
             reason = gang.written.as_ref().and_then(|written| written.reason.clone());
             self.timers.insert((due, Timer::Gang(key)));
@@ -105,7 +104,7 @@ impl Core {
         let (name, uid) = (gang.spec.name.clone(), gang.spec.uid.clone());
         let placing_since = is_news_of_placing(gang).then(|| gang.placing_since.unwrap_or(now));
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
-            gang.few_pods_since = few_pods_since;
+            gang.partial_since = partial_since;
             gang.placing_since = placing_since;
         }
         if same && !has_strayed {
@@ -121,7 +120,7 @@ impl Core {
         self.emit_pending(command, Pending::GangStatus(key), actions);
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
             if comes_bit_by_bit(status.reason.as_ref()) {
-                gang.few_pods_told = now;
+                gang.partial_told = now;
             }
             gang.written = Some(status);
             gang.stray_due = None;
@@ -168,12 +167,12 @@ fn says_the_same(written: Option<&Reason>, reason: Option<&Reason>) -> bool {
     written.map(Reason::code) == reason.map(Reason::code) && (!comes_bit_by_bit(reason) || written == reason)
 }
 
-/// When the number of pods that are missing since then may be told; `None` where it may at once.
-fn few_pods_due(gang: &Gang, reason: Option<&Reason>, since: Time) -> Option<Time> {
+/// When the number of pods or claims that are missing since then may be told; `None` where it may at once.
+fn partial_due(gang: &Gang, reason: Option<&Reason>, since: Time) -> Option<Time> {
     match gang.written.as_ref().and_then(|written| written.reason.as_ref()) {
         None => (since <= gang.spec.created + NEW_FOR_MS).then(|| since + FIRST_TEXT_AFTER_MS),
         written if comes_bit_by_bit(written) && written != reason => {
-            Some(gang.few_pods_told + NUMBERS_EVERY_MS)
+            Some(gang.partial_told + NUMBERS_EVERY_MS)
         }
         Some(_) => None,
     }

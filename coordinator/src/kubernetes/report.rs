@@ -34,7 +34,7 @@ const BATCH_REPORTS: usize = 50;
 /// Wait after a write that was not done.
 const RETRY: Millis = Millis(30_000);
 /// Wait of a report that gave way.
-const GAVE_WAY: Millis = Millis(500);
+const AFTER_GIVING_WAY: Millis = Millis(500);
 /// Pause while writes of the core wait.
 const GIVE_WAY: Duration = Duration::from_millis(200);
 /// However much is written all the time, some reports are sent so often.
@@ -126,7 +126,7 @@ impl Sender {
         let sent = stream::iter(reports.into_iter().zip(first..)).map(|(report, number)| async move {
             this.pace.turn().await;
             if this.must_give_way() {
-                return Some((report, GAVE_WAY));
+                return Some((report, AFTER_GIVING_WAY));
             }
             let answer = this.send(&report, number).await;
             let name = match report {

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 
 use super::{AUDIENCE, TokenRefusal};
@@ -57,28 +59,9 @@ impl Claims {
     }
 }
 
-/// Bytes of a base64url text without padding.
+/// Bytes of a base64url text; padding at its end does not matter.
 fn decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
-    let (mut bits, mut count) = (0_u32, 0);
-    for letter in text.trim_end_matches('=').bytes() {
-        let value = match letter {
-            b'A'..=b'Z' => letter - b'A',
-            b'a'..=b'z' => letter - b'a' + 26,
-            b'0'..=b'9' => letter - b'0' + 52,
-            b'-' => 62,
-            b'_' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-        }
-    }
-    // A letter that begins a byte and does not end it.
-    (count < 6).then_some(bytes)
+    URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).ok()
 }
 
 #[cfg(test)]

@@ -47,7 +47,10 @@ pub enum ClaimProblem {
     /// Its volume is gone.
     Lost,
     /// It was deleted.
-    Deleting,
+    Deleting {
+        /// It is made for the pod, by Kubernetes.
+        own: bool,
+    },
     /// From where its volume is reached cannot be read.
     Unreadable {
         /// Field and problem.
@@ -71,7 +74,7 @@ impl ClaimProblem {
             Self::OfAnother { .. } => "ClaimOfAnother",
             Self::AwaitsPod { .. } => "ClaimAwaitsPod",
             Self::Lost => "ClaimLost",
-            Self::Deleting => "ClaimDeleted",
+            Self::Deleting { .. } => "ClaimDeleted",
             Self::Unreadable { .. } => "ClaimUnreadable",
             Self::UsedByOnePod { .. } => "ClaimInUse",
         }
@@ -79,7 +82,7 @@ impl ClaimProblem {
 
     /// Nobody need do anything, if all goes well.
     pub(crate) const fn passes_by_itself(&self) -> bool {
-        matches!(self, Self::Binding { .. } | Self::Missing { own: true })
+        matches!(self, Self::Binding { .. } | Self::Missing { own: true } | Self::Deleting { own: true })
     }
 }
 
@@ -110,7 +113,12 @@ impl ClaimHeld {
                     "delete PersistentVolumeClaim {claim} and create it anew: its volume and its data are gone"
                 )
             }
-            ClaimProblem::Deleting => format!("create PersistentVolumeClaim {claim} anew once it is gone"),
+            ClaimProblem::Deleting { own: false } => {
+                format!("create PersistentVolumeClaim {claim} anew once it is gone")
+            }
+            ClaimProblem::Deleting { own: true } => {
+                "wait until it is gone: kube-controller-manager then makes the pod's own".to_owned()
+            }
             ClaimProblem::Unreadable { .. } => "correct the PersistentVolume".to_owned(),
             ClaimProblem::UsedByOnePod { is_planned: true, .. } => {
                 "give each pod a claim of its own, or use one with accessModes: [ReadWriteMany]".to_owned()
@@ -151,7 +159,7 @@ impl fmt::Display for ClaimHeld {
                  WaitForFirstConsumer), which is not served yet"
             ),
             ClaimProblem::Lost => write!(formatter, "claim {claim} has lost its volume"),
-            ClaimProblem::Deleting => write!(formatter, "claim {claim} is being deleted"),
+            ClaimProblem::Deleting { .. } => write!(formatter, "claim {claim} is being deleted"),
             ClaimProblem::Unreadable { problem } => {
                 write!(formatter, "claim {claim}: from where its volume is reached cannot be read: {problem}")
             }

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid};
 use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::units::Time;
@@ -18,7 +20,6 @@ const PLAIN: char = '=';
 /// Stands for a lease, or for GPUs, where there is none.
 const NONE: &str = "-";
 /// Digits of a UUID.
-const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const UUID_DIGITS: usize = 22;
 /// Text of a pod beside its name and GPUs, about, and of an entry beside its pods and the names of nodes.
 const POD_BYTES: usize = 48;
@@ -159,33 +160,14 @@ fn uid_of(text: &str) -> Option<PodUid> {
     number(text).map(|number| PodUid::from(Uuid::from_u128(number).hyphenated().to_string()))
 }
 
-/// The 16 bytes of a number as base64url without padding.
+/// The 16 bytes of a number.
 fn digits(number: u128) -> String {
-    let digit = |at: usize| {
-        let shift = 122_i32 - 6 * i32::try_from(at).unwrap_or_default();
-        let bits = if shift >= 0 { number >> shift } else { number << -shift };
-        char::from(DIGITS[(bits & 63) as usize])
-    };
-    (0..UUID_DIGITS).map(digit).collect()
+    URL_SAFE_NO_PAD.encode(number.to_be_bytes())
 }
 
 fn number(text: &str) -> Option<u128> {
-    if text.len() != UUID_DIGITS {
-        return None;
-    }
-    let mut number: u128 = 0;
-    for (at, digit) in text.bytes().enumerate() {
-        let value = DIGITS.iter().position(|known| *known == digit)? as u128;
-        // The last digit has two bits, and four that are zero.
-        if at + 1 < UUID_DIGITS {
-            number = number << 6 | value;
-        } else if value & 15 == 0 {
-            number = number << 2 | value >> 4;
-        } else {
-            return None;
-        }
-    }
-    Some(number)
+    let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+    bytes.try_into().ok().map(u128::from_be_bytes)
 }
 
 #[cfg(test)]
