@@ -97,6 +97,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> PodSpec {
         request: pod_request(gpus),
         node_selector: Default::default(),
         group_uid: Default::default(),
+        policy: Default::default(),
         constraints: Default::default(),
         claims: Vec::new(),
         blockers: Vec::new(),
@@ -120,6 +121,7 @@ fn gang(name: &str) -> GangSpec {
         min_resources: None,
         priority_class: None,
         mixed_gpu_models: false,
+        policy: Default::default(),
         shown: None,
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::constraints::PodConstraints;
+use crate::constraints::{LabelRequirement, PodConstraints};
 use crate::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName};
 use crate::resources::{Resources, format_amount};
 use crate::units::{Millis, Time};
@@ -130,9 +130,76 @@ pub struct GangSpec {
     pub priority_class: Option<Arc<str>>,
     /// Pods of one task may run on GPUs of several models.
     pub mixed_gpu_models: bool,
+    /// What it allows others, and how long it runs.
+    #[serde(default)]
+    pub policy: GangPolicy,
     /// What its status says; `None` where it was not told.
     #[serde(default)]
     pub shown: Option<ShownGang>,
+}
+
+/// What a gang allows others, and how long it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GangPolicy {
+    /// `volcano.sh/preemptable`: false = never a victim; `None` = it may be one.
+    pub preemptable: Option<bool>,
+    /// `volcano.sh/cooldown-time`: no victim before it has run so long.
+    pub cooldown_ms: Millis,
+    /// `phalanx.dev/checkpoint-grace`: it is told so long before its pods are evicted.
+    pub checkpoint_grace_ms: Millis,
+    /// How long it runs, where it says so.
+    pub run_estimate_ms: Option<Millis>,
+    /// `phalanx.dev/degraded-grace`: below its minimum for so long, it gives back what it has; `None` = the coordinator's
+    /// setting.
+    pub degraded_grace: Option<Grace>,
+    /// `phalanx.dev/gang-group`: gangs that start together.
+    pub group: Option<GangGroup>,
+    /// `phalanx.dev/fewer-after`: it starts with fewer pods when it has waited so long.
+    pub fewer_after: Option<FewerAfter>,
+    /// `spec.subGroupPolicy`: parts of the gang each of which is placed wholly or not at all.
+    pub sub_groups: Vec<SubGroupPolicy>,
+}
+
+/// A time, or never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Grace {
+    /// After this.
+    After(Millis),
+    /// Never.
+    Never,
+}
+
+/// Gangs of one namespace that start together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GangGroup {
+    /// Name of the group.
+    pub name: Arc<str>,
+    /// Gangs that it has.
+    pub size: u32,
+}
+
+/// A lower minimum for a gang that has waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FewerAfter {
+    /// Fewest pods that may run together then.
+    pub minimum: u32,
+    /// Time since it was made.
+    pub after_ms: Millis,
+}
+
+/// Parts of a gang: the pods that a selector matches, split by the values of some labels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubGroupPolicy {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Pods of each part.
+    pub size: u32,
+    /// Parts that are needed.
+    pub minimum: u32,
+    /// What a pod's labels must meet, all of it.
+    pub selector: Vec<LabelRequirement>,
+    /// Pods with the same values of these labels are one part.
+    pub match_labels: Vec<Arc<str>>,
 }
 
 /// How the UID of a gang begins that has no PodGroup: it is one pod's. No object's UID has a slash.
@@ -276,4 +343,49 @@ pub struct PodSpec {
     /// UID of the PodGroup that it was bound for; empty where no coordinator bound it, or an older one did.
     #[serde(default)]
     pub group_uid: Arc<str>,
+    /// What matters when it is to make room, or others for it.
+    #[serde(default)]
+    pub policy: PodPolicy,
+}
+
+/// What matters of a pod when it is to make room, or others for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodPolicy {
+    /// Labels, for disruption budgets and sub-groups.
+    pub labels: BTreeMap<Arc<str>, Arc<str>>,
+    /// `preemptionPolicy: Never`: nothing is evicted for it.
+    pub never_preempts: bool,
+    /// `volcano.sh/preemptable`, where the pod says it.
+    pub preemptable: Option<bool>,
+    /// `volcano.sh/cooldown-time`, where the pod says it.
+    pub cooldown_ms: Millis,
+    /// When it was made.
+    pub created: Time,
+    /// When it started, or was scheduled.
+    pub started: Option<Time>,
+    /// `terminationGracePeriodSeconds`.
+    pub grace_ms: Millis,
+    /// `deletionTimestamp`: when its grace period ends.
+    pub ends_by: Option<Time>,
+    /// `activeDeadlineSeconds`: it is stopped when it has run so long.
+    pub deadline_ms: Option<Millis>,
+    /// It leads its gang (a master, a launcher): the last of it to be evicted.
+    pub leads: bool,
+}
+
+impl Default for PodPolicy {
+    fn default() -> Self {
+        Self {
+            labels: BTreeMap::new(),
+            never_preempts: false,
+            preemptable: None,
+            cooldown_ms: Millis(0),
+            created: Time(0),
+            started: None,
+            grace_ms: Millis::from_seconds(30),
+            ends_by: None,
+            deadline_ms: None,
+            leads: false,
+        }
+    }
 }

@@ -23,6 +23,27 @@ pub struct PlannedPod {
     pub gpus: Vec<GpuId>,
 }
 
+/// What a plan is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PlanPurpose {
+    /// Its pods are being bound.
+    #[default]
+    Bind,
+    /// Its victims are being evicted, and what they free is held for its pods.
+    MakeRoom,
+}
+
+/// A pod that is evicted for a gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedVictim {
+    /// The pod.
+    pub pod: PodUid,
+    /// Its namespace and name.
+    pub name: GangName,
+    /// Its gang goes as a whole.
+    pub whole_gang: bool,
+}
+
 /// A committed placement of a gang, or of members that joined it later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GangPlan {
@@ -36,4 +57,10 @@ pub struct GangPlan {
     pub binding_deadline: Time,
     /// The pods that are placed together.
     pub pods: Vec<PlannedPod>,
+    /// What it is for.
+    #[serde(default)]
+    pub purpose: PlanPurpose,
+    /// Pods that are evicted for it.
+    #[serde(default)]
+    pub victims: Vec<PlannedVictim>,
 }

@@ -303,6 +303,7 @@ fn settings(values: &mut Values, in_kubernetes: bool) -> Settings {
             as u32,
         default_queue: default_queue(values, default.default_queue),
         kubelet_stops_pods: in_kubernetes,
+        ..Settings::default()
     };
     // Of two values that could not be read nothing can be said.
     if values.is_clean() && confirm_timeout_ms >= reservation_ms {
@@ -404,6 +405,7 @@ mod tests {
             attempts_per_minute: 7,
             default_queue: "team-a".to_owned(),
             kubelet_stops_pods: false,
+            ..Settings::default()
         };
         assert_eq!(config.settings, settings);
         // The flag of the helper wins over the file.

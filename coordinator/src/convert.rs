@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use phalanx_common::gang::{Blocker, GangSpec, PodBinding, PodSpec};
+use phalanx_common::gang::{Blocker, GangPolicy, GangSpec, PodBinding, PodPolicy, PodSpec};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
@@ -73,11 +73,11 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
         Kind::Queue => read_whole(object, |spec, sink| {
             let queue = read_queue(Some(spec), sink);
             Event::QueueApplied(QueueSpec {
-                name: QueueName::from(object.metadata.name.as_str()),
                 priority: queue.priority,
                 capability: queue.capability,
                 open: queue_is_open(object),
                 shown: Some(status::shown_queue(&object.status)),
+                ..QueueSpec::new(QueueName::from(object.metadata.name.as_str()))
             })
         }),
         Kind::PriorityClass => read_whole(object, |spec, sink| {
@@ -86,6 +86,7 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
                 name: Arc::from(object.metadata.name.as_str()),
                 value: priority.value,
                 global_default: priority.global_default,
+                preempts: true,
             })
         }),
         Kind::Node => read_whole(object, |spec, sink| {
@@ -182,6 +183,7 @@ fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink) -> GangSpec {
         mixed_gpu_models: object
             .annotation(MIXED_GPU_MODELS)
             .is_some_and(|text| parse_switch(text) == Ok(true)),
+        policy: GangPolicy::default(),
         shown: Some(status::shown_gang(&object.status)),
     }
 }
@@ -234,6 +236,7 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
         deleting: metadata.deletion.is_some(),
         term: object.annotation(TERM).map_or(0, term_counter),
         group_uid: Arc::from(object.annotation(POD_GROUP_UID).unwrap_or_default()),
+        policy: PodPolicy::default(),
     };
     let event = match named {
         Some(_) => Event::PodApplied(Box::new(spec)),

@@ -322,6 +322,8 @@ pub const fn event_name(event: &Event) -> &'static str {
         Event::TermRaised { .. } => "TermRaised",
         Event::QueueApplied(_) => "QueueApplied",
         Event::QueueDeleted(_) => "QueueDeleted",
+        Event::QueuePolicyApplied(_) => "QueuePolicyApplied",
+        Event::QueuePolicyDeleted(_) => "QueuePolicyDeleted",
         Event::PriorityClassApplied(_) => "PriorityClassApplied",
         Event::PriorityClassDeleted(_) => "PriorityClassDeleted",
         Event::NodeApplied(_) => "NodeApplied",

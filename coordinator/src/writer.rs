@@ -418,7 +418,7 @@ fn told<T>(answer: &Result<T, ApiError>) -> Outcome {
 mod tests {
     use phalanx_common::gang::PodBinding;
     use phalanx_common::ids::QueueName;
-    use phalanx_common::plan::GangPlan;
+    use phalanx_common::plan::{GangPlan, PlanPurpose};
     use phalanx_common::units::Time;
     use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};
     use serde_json::json;
@@ -542,6 +542,8 @@ mod tests {
             gang_uid: Arc::from("u1"),
             term,
             binding_deadline: Time(deadline),
+            purpose: PlanPurpose::Bind,
+            victims: Vec::new(),
             pods: Vec::new(),
         }
     }

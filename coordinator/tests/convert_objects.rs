@@ -7,7 +7,7 @@ use std::sync::Arc;
 use phalanx_common::constraints::{Taint, TaintEffect};
 use phalanx_common::gang::{ContainerKind, PodBinding, PodPhase};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
-use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
 use phalanx_common::units::{Millis, Time};
 use phalanx_coordinator::api::{ApiError, Change, ChangeBody, ControllerRef, Kind, Mutation, Object};
@@ -427,6 +427,8 @@ fn a_plan_survives_the_way_through_an_object() {
         gang_uid: Arc::from("uid-g"),
         term: 4,
         binding_deadline: Time(123_456),
+        purpose: PlanPurpose::Bind,
+        victims: Vec::new(),
         pods: vec![
             PlannedPod {
                 pod: PodUid::from("u1"),

@@ -17,7 +17,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use phalanx_common::ids::{GangName, NodeName, PodUid};
-use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::units::Millis;
 use phalanx_coordinator::api::{Mutation, ObjectKey};
 use phalanx_coordinator::clock::Clock;
@@ -227,6 +227,8 @@ async fn planned(cluster: &KubernetesCluster, gang: &str) -> GangPlan {
         gang_uid: uid.as_str().into(),
         term: 1,
         binding_deadline: Clock::start().now() + Millis(60_000),
+        purpose: PlanPurpose::Bind,
+        victims: Vec::new(),
         pods: pods.collect(),
     }
 }

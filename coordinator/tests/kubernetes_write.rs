@@ -16,7 +16,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
 use phalanx_common::gang::PodBinding;
 use phalanx_common::ids::{ActionId, GangName, LeaseId, NodeName, PodUid, QueueName, Term};
-use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::units::Time;
 use phalanx_coordinator::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use phalanx_coordinator::clock::Clock;
@@ -377,6 +377,8 @@ fn plan(bench: &Bench, gang: &str, uid: &str, term: u64) -> GangPlan {
         gang_uid: Arc::from(uid),
         term,
         binding_deadline: Time(1_000),
+        purpose: PlanPurpose::Bind,
+        victims: Vec::new(),
         pods: vec![PlannedPod {
             pod: PodUid::from("pod"),
             name: Arc::from("pod"),

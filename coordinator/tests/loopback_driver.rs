@@ -41,6 +41,7 @@ fn gang(number: u32) -> Event {
         min_resources: None,
         priority_class: None,
         mixed_gpu_models: false,
+        policy: Default::default(),
         shown: None,
     })
 }

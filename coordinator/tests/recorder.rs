@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use phalanx_common::ids::{ActionId, QueueName, Term};
 use phalanx_common::queue::QueueSpec;
-use phalanx_common::resources::Resources;
 use phalanx_common::units::Time;
 use phalanx_coordinator::recorder::{Disk, FORMAT, Record, Recorder, RecordingLimits, chain_of};
 use phalanx_coordinator::replay::{Replay, ReplayError, replay};
@@ -21,13 +20,7 @@ use phalanx_core::event::Event;
 use phalanx_core::{Core, Settings};
 
 fn queue(name: &str) -> Event {
-    Event::QueueApplied(QueueSpec {
-        name: QueueName::from(name),
-        priority: 0,
-        capability: Resources::default(),
-        open: true,
-        shown: None,
-    })
+    Event::QueueApplied(QueueSpec::new(QueueName::from(name)))
 }
 
 fn started() -> Event {

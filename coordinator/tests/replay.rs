@@ -39,6 +39,7 @@ fn gang() -> Event {
         min_resources: None,
         priority_class: None,
         mixed_gpu_models: false,
+        policy: Default::default(),
         shown: None,
     })
 }
@@ -54,6 +55,7 @@ fn pod(gpus: u64) -> Event {
         request: PodRequest { containers: vec![container], overhead: Resources::new() },
         node_selector: BTreeMap::new(),
         group_uid: Default::default(),
+        policy: Default::default(),
         constraints: Default::default(),
         claims: Vec::new(),
         blockers: Vec::new(),

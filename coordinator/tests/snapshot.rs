@@ -38,6 +38,7 @@ fn gang(name: &str) -> Event {
         min_resources: None,
         priority_class: None,
         mixed_gpu_models: false,
+        policy: Default::default(),
         shown: None,
     })
 }
@@ -78,6 +79,7 @@ fn pod(name: &str, gpus: u64, binding: Option<PodBinding>) -> Event {
         request: PodRequest { containers: vec![container], overhead: Resources::new() },
         node_selector: BTreeMap::new(),
         group_uid: Default::default(),
+        policy: Default::default(),
         constraints: Default::default(),
         claims: Vec::new(),
         blockers: Vec::new(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{ActionId, GangName, LeaseId, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
-use phalanx_common::queue::PriorityClassSpec;
+use phalanx_common::queue::{PriorityClassSpec, QueuePolicySpec};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseReport;
 use serde::{Deserialize, Serialize};
@@ -86,6 +86,9 @@ pub struct Core {
     pub(crate) term: Term,
     pub(crate) synced: bool,
     pub(crate) queues: Queues,
+    /// QueuePolicies, by the queue's name.
+    #[serde(default)]
+    pub(crate) policies: BTreeMap<QueueName, QueuePolicySpec>,
     pub(crate) priority_classes: BTreeMap<Arc<str>, PriorityClassSpec>,
     pub(crate) cluster: Cluster,
     pub(crate) gangs: Gangs,
@@ -156,6 +159,7 @@ impl Core {
             term: Term::default(),
             synced: false,
             queues: Queues::default(),
+            policies: BTreeMap::new(),
             priority_classes: BTreeMap::new(),
             cluster: Cluster::new(needs_node_objects),
             gangs: Gangs::default(),
@@ -210,6 +214,8 @@ impl Core {
             Event::Started { term } | Event::TermRaised { term } => self.set_term(term, actions),
             Event::QueueApplied(queue) => self.queue_applied(queue, now),
             Event::QueueDeleted(name) => self.delete_queue(&name),
+            Event::QueuePolicyApplied(policy) => self.apply_queue_policy(*policy),
+            Event::QueuePolicyDeleted(name) => self.delete_queue_policy(&name),
             Event::PriorityClassApplied(class) => self.apply_priority_class(class),
             Event::PriorityClassDeleted(name) => self.delete_priority_class(&name),
             Event::NodeApplied(node) => {

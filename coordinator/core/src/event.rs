@@ -7,7 +7,7 @@ use phalanx_common::constraints::{HostPort, LabelRequirement, NodeTerm, Taint};
 use phalanx_common::gang::{GangSpec, PodSpec};
 use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
-use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
+use phalanx_common::queue::{PriorityClassSpec, QueuePolicySpec, QueueSpec};
 use phalanx_common::resources::Resources;
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, Hello};
@@ -159,6 +159,10 @@ pub enum Event {
     QueueApplied(QueueSpec),
     /// A queue is gone.
     QueueDeleted(QueueName),
+    /// A QueuePolicy is there, or changed.
+    QueuePolicyApplied(Box<QueuePolicySpec>),
+    /// A QueuePolicy is gone.
+    QueuePolicyDeleted(QueueName),
     /// A priority class is there, or changed.
     PriorityClassApplied(PriorityClassSpec),
     /// A priority class is gone.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use phalanx_common::gang::{GangSpec, PodRequest, PodSpec};
 use phalanx_common::ids::{GangName, PodUid, QueueName};
 use phalanx_common::planted::{self, Bug};
-use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
-use phalanx_common::resources::Resources;
+use phalanx_common::queue::{PriorityClassSpec, QueuePolicySpec, QueueSpec};
 use phalanx_common::units::Time;
 use phalanx_common::wire::LeaseState;
 
@@ -21,13 +20,7 @@ use crate::place::PodNeed;
 impl Core {
     pub(crate) fn make_default_queue(&mut self) {
         let name = QueueName::from(self.settings.default_queue.as_str());
-        self.apply_queue(QueueSpec {
-            name,
-            priority: 0,
-            capability: Resources::new(),
-            open: true,
-            shown: None,
-        });
+        self.apply_queue(QueueSpec::new(name));
     }
 
     pub(crate) fn apply_queue(&mut self, spec: QueueSpec) {
@@ -54,6 +47,20 @@ impl Core {
             self.make_default_queue();
         }
         self.reorder();
+    }
+
+    pub(crate) fn apply_queue_policy(&mut self, policy: QueuePolicySpec) {
+        let name = policy.name.clone();
+        if self.policies.get(&name) != Some(&policy) {
+            self.policies.insert(name, policy);
+            self.wake_all();
+        }
+    }
+
+    pub(crate) fn delete_queue_policy(&mut self, name: &QueueName) {
+        if self.policies.remove(name).is_some() {
+            self.wake_all();
+        }
     }
 
     pub(crate) fn apply_priority_class(&mut self, class: PriorityClassSpec) {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_common::gang::{GangSpec, PodBinding};
+use phalanx_common::gang::{GangPolicy, GangSpec, PodBinding};
 use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
 use phalanx_common::plan::{GangPlan, PlannedPod};
 use phalanx_common::planted::{self, Bug};
@@ -78,6 +78,7 @@ impl Core {
                 min_resources: None,
                 priority_class: None,
                 mixed_gpu_models: false,
+                policy: GangPolicy::default(),
                 shown: None,
             });
             self.delete_gang(&name);

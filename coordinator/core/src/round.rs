@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::PodBinding;
 use phalanx_common::ids::{GangName, LeaseId, PodUid};
-use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
 use phalanx_common::wire::{Exactness, LeaseRequest, LeaseState};
@@ -186,6 +186,8 @@ impl Core {
             term: self.term.counter,
             binding_deadline: round.binding_deadline,
             pods: pods.collect(),
+            purpose: PlanPurpose::Bind,
+            victims: Vec::new(),
         })
     }
 

@@ -23,6 +23,21 @@ pub struct Settings {
     pub pods_timeout_ms: Millis,
     /// Placements of a gang that may fail per minute, after they were begun, before it has to wait.
     pub attempts_per_minute: u32,
+    /// Gangs may take the place of less urgent ones of their queue.
+    #[serde(default)]
+    pub preempt: bool,
+    /// Queues may take back what others have above their share.
+    #[serde(default)]
+    pub reclaim: bool,
+    /// A gang that waited so long for room gets a hold.
+    #[serde(default = "hold_after_ms")]
+    pub hold_after_ms: Millis,
+    /// A victim that is not gone so long after its grace period is given up.
+    #[serde(default = "victim_timeout_ms")]
+    pub victim_timeout_ms: Millis,
+    /// A gang that is below its minimum for so long gives back what it has; `None` = never.
+    #[serde(default)]
+    pub degraded_grace_ms: Option<Millis>,
     /// Queue for gangs that name none; it exists without an object.
     pub default_queue: String,
     /// Kubelets stop the pods that are deleted: such a pod holds what it has until its object is gone or its phase
@@ -36,6 +51,14 @@ const fn pods_timeout_ms() -> Millis {
     Millis::from_seconds(120)
 }
 
+const fn hold_after_ms() -> Millis {
+    Millis::from_seconds(300)
+}
+
+const fn victim_timeout_ms() -> Millis {
+    Millis::from_seconds(60)
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -47,6 +70,11 @@ impl Default for Settings {
             quarantine_ms: Millis::from_seconds(30),
             pods_timeout_ms: pods_timeout_ms(),
             attempts_per_minute: 30,
+            preempt: true,
+            reclaim: true,
+            hold_after_ms: hold_after_ms(),
+            victim_timeout_ms: victim_timeout_ms(),
+            degraded_grace_ms: Some(Millis::from_seconds(300)),
             default_queue: "default".to_owned(),
             kubelet_stops_pods: false,
         }

@@ -190,13 +190,7 @@ impl World {
             most: BTreeMap::new(),
         };
         let term = Term { counter: 1, incarnation: 1 };
-        let spec = QueueSpec {
-            name: QueueName::from(QUEUE),
-            priority: 0,
-            capability: Resources::new(),
-            open: true,
-            shown: None,
-        };
+        let spec = QueueSpec::new(QueueName::from(QUEUE));
         for event in [Event::Started { term }, Event::QueueApplied(spec), Event::Synced] {
             world.after(0, Due::Tell(event));
         }
@@ -298,6 +292,7 @@ impl World {
             min_resources: None,
             priority_class: None,
             mixed_gpu_models: false,
+            policy: Default::default(),
             shown: None,
         };
         let requests =
@@ -311,6 +306,7 @@ impl World {
             request: PodRequest { containers: vec![container], overhead: Resources::new() },
             node_selector: BTreeMap::new(),
             group_uid: Default::default(),
+            policy: Default::default(),
             constraints: Default::default(),
             claims: Vec::new(),
             blockers: Vec::new(),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::gang::{GangSpec, PodSpec};
+use phalanx_common::gang::{GangPolicy, GangSpec, PodSpec};
 use phalanx_common::ids::QueueName;
 
 use super::Reading;
@@ -35,6 +35,7 @@ pub(super) fn gang_of(object: &Object, pod: &PodSpec, priority_class: Option<&st
         mixed_gpu_models: object
             .annotation(MIXED_GPU_MODELS)
             .is_some_and(|text| parse_switch(text) == Ok(true)),
+        policy: GangPolicy::default(),
         shown: None,
     }
 }

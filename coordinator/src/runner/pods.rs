@@ -284,7 +284,7 @@ mod tests {
     use std::sync::Arc;
 
     use phalanx_common::ids::Term;
-    use phalanx_common::plan::{GangPlan, PlannedPod};
+    use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
     use serde_json::json;
 
     use super::*;
@@ -437,6 +437,8 @@ mod tests {
             gang_uid: Arc::from("uid-g"),
             term: 1,
             binding_deadline: NOW,
+            purpose: PlanPurpose::Bind,
+            victims: Vec::new(),
             pods: pods.iter().map(planned).collect(),
         }));
         let Some(Mutation::Create(object)) = plan::decide(&key, None, &[change]).mutation else { panic!() };

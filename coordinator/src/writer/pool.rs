@@ -224,7 +224,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use phalanx_common::ids::GpuId;
-    use phalanx_common::plan::{GangPlan, PlannedPod};
+    use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
     use phalanx_common::units::Time;
     use phalanx_core::action::{GangPhase, GangStatus};
 
@@ -261,6 +261,8 @@ mod tests {
             gang_uid: "u".into(),
             term: 1,
             binding_deadline: Time(0),
+            purpose: PlanPurpose::Bind,
+            victims: Vec::new(),
             pods,
         };
         Action { id: ActionId(id), command: Command::WritePlan(Box::new(plan)) }

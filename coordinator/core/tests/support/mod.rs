@@ -5,6 +5,7 @@
 mod claims;
 mod constrained;
 pub mod play;
+mod policy;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::{Blocker, GangSpec, PodBinding, PodPhase, PodSpec, ShownGang};
 use phalanx_common::ids::{ActionId, GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
-use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::queue::{PriorityClassSpec, QueueSpec, ShownQueue};
 use phalanx_common::resources::{ResourceName, Resources, parse_quantity};
 use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
@@ -668,9 +669,16 @@ impl World {
                     name: words.plain[1].into(),
                     value: words.plain[2].parse().unwrap(),
                     global_default: words.options.contains_key("default"),
+                    preempts: words.options.get("never") != Some(&"yes"),
                 };
                 self.classes.insert(class.name.clone(), class.clone());
                 self.apply(Event::PriorityClassApplied(class));
+            }
+            "queue-policy" => self.apply(Event::QueuePolicyApplied(Box::new(policy::queue_policy(&words)))),
+            "delete-queue" => {
+                let queue = QueueName::from(words.plain[1]);
+                self.queues.remove(&queue);
+                self.apply(Event::QueueDeleted(queue));
             }
             "gang" => self.make_gang(&words),
             "lone" => self.make_lone(&words),
@@ -764,6 +772,8 @@ impl World {
                     gang_uid: gang.uid.clone(),
                     term: words.number("term", 1),
                     binding_deadline: self.now + Millis::from_seconds(60),
+                    purpose: PlanPurpose::Bind,
+                    victims: Vec::new(),
                     pods: words.plain[2..].iter().map(|place| self.planned(place)).collect(),
                 };
                 if self.plans.get(&plan.gang).is_none_or(|stored| stored.term <= plan.term) {
@@ -1051,18 +1061,7 @@ impl World {
     }
 
     fn make_queue(&mut self, words: &Words<'_>) {
-        let mut capability = Resources::new();
-        for (key, value) in words.options.iter().filter(|(key, _)| !matches!(**key, "prio" | "open")) {
-            let (name, amount) = resource(key, value);
-            capability.set(name, amount);
-        }
-        let spec = QueueSpec {
-            name: words.plain[1].into(),
-            priority: i32::try_from(words.number("prio", 0)).unwrap(),
-            capability,
-            open: words.options.get("open") != Some(&"no"),
-            shown: None,
-        };
+        let spec = policy::queue(words);
         self.queues.insert(spec.name.clone(), spec.clone());
         self.apply(Event::QueueApplied(spec));
     }
@@ -1083,6 +1082,7 @@ impl World {
                 name: format!("p{value}").into(),
                 value: value.parse().unwrap(),
                 global_default: false,
+                preempts: true,
             };
             self.classes.insert(class.name.clone(), class.clone());
             self.apply(Event::PriorityClassApplied(class.clone()));
@@ -1109,6 +1109,7 @@ impl World {
             }),
             priority_class: words.options.get("class").map(|class| Arc::from(*class)).or(priority_class),
             mixed_gpu_models: words.options.get("mixed") == Some(&"yes"),
+            policy: policy::of_gang(words),
             shown: None,
         };
         self.gangs.insert(spec.name.clone(), spec.clone());
@@ -1139,6 +1140,7 @@ impl World {
             min_resources: None,
             priority_class: None,
             mixed_gpu_models: false,
+            policy: Default::default(),
             shown: None,
         };
         self.lone.insert(uid, group);
@@ -1191,6 +1193,7 @@ impl World {
                 .map(|(key, value)| (Arc::from(key), Arc::from(value)))
                 .collect(),
             group_uid: Default::default(),
+            policy: policy::of_pod(words, task, self.now),
             constraints: Arc::new(constrained::constraints(words)),
             claims: claims::of_pod(words, pod),
             blockers: blocker

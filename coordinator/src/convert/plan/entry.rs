@@ -8,7 +8,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid};
-use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -83,6 +83,8 @@ impl Entry {
             gang_uid: Arc::from(self.uid.as_str()),
             term: self.term,
             binding_deadline: Time(self.deadline),
+            purpose: PlanPurpose::Bind,
+            victims: Vec::new(),
             pods: pods.collect::<Result<_, _>>()?,
         })
     }
@@ -197,6 +199,8 @@ mod tests {
             gang_uid: Arc::from(UUID),
             term: 17,
             binding_deadline: Time(1_764_437_598_130),
+            purpose: PlanPurpose::Bind,
+            victims: Vec::new(),
             pods: (0..pods).map(pod).collect(),
         }
     }

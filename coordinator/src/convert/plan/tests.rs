@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_common::ids::{NodeName, PodUid};
-use phalanx_common::plan::PlannedPod;
+use phalanx_common::plan::{PlanPurpose, PlannedPod};
 use phalanx_common::units::{Millis, Time};
 use phalanx_core::event::Event;
 
@@ -20,6 +20,8 @@ fn plan(name: &str, term: u64) -> GangPlan {
         gang_uid: Arc::from("uid"),
         term,
         binding_deadline: Time(1_000),
+        purpose: PlanPurpose::Bind,
+        victims: Vec::new(),
         pods: vec![PlannedPod {
             pod: PodUid::from("u1"),
             name: Arc::from("p-0"),
