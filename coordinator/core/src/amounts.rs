@@ -202,6 +202,17 @@ impl Amounts {
         self.memory_bytes = lower(self.memory_bytes, other.memory_bytes);
     }
 
+    /// Only what `other` has something of.
+    pub(crate) fn named_by(&self, other: &Self) -> Self {
+        let keep = |mine: u64, theirs: u64| if theirs == 0 { 0 } else { mine };
+        Self {
+            cpu_milli: keep(self.cpu_milli, other.cpu_milli),
+            memory_bytes: keep(self.memory_bytes, other.memory_bytes),
+            gpus: keep(self.gpus, other.gpus),
+            more: self.more.iter().copied().filter(|(id, _)| other.more(*id) > 0).collect(),
+        }
+    }
+
     /// Takes over those interned resources from `other` that are wanted.
     pub(crate) fn take_more(&mut self, other: &Self, wanted: impl Fn(ResourceId) -> bool) {
         self.more = other.more.iter().copied().filter(|(id, _)| wanted(*id)).collect();

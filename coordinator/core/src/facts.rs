@@ -14,6 +14,7 @@ use crate::amounts::Amounts;
 use crate::claims::VolumeNeed;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, OrderKey, Pod};
+use crate::graces::GangTimes;
 use crate::phase::{BindState, Phase};
 use crate::place::PodNeed;
 
@@ -52,6 +53,7 @@ impl Core {
     pub(crate) fn apply_queue_policy(&mut self, policy: QueuePolicySpec) {
         let name = policy.name.clone();
         if self.policies.get(&name) != Some(&policy) {
+            self.touch_queue(&name);
             self.policies.insert(name, policy);
             self.wake_all();
         }
@@ -158,6 +160,7 @@ impl Core {
             order,
             phase: Phase::Queued,
             was_whole: false,
+            times: GangTimes::default(),
             reason: None,
             charge: Amounts::default(),
             leases: 0,
@@ -174,6 +177,7 @@ impl Core {
         };
         let name = gang.spec.name.clone();
         self.gangs.gangs.insert(key, gang);
+        self.join_group(key);
         self.touched.insert(key);
         // Pods may have been heard of before their PodGroup.
         for uid in self.gangs.pods_of.get(&name).cloned().unwrap_or_default() {
@@ -206,12 +210,14 @@ impl Core {
             }
             self.touched_queues.extend([from, to]);
         }
+        self.leave_group(key);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         // The PodGroup that is made for a lone pod begins nothing anew.
         let is_new_object = gang.spec.uid != spec.uid && !gang.spec.is_lone_pod();
         gang.min_amounts = min_amounts;
         gang.spec = spec;
         gang.deleted = false;
+        self.join_group(key);
         self.move_order(key, before, order);
         if is_new_object {
             let finished = self.gangs.gangs.get_mut(&key).is_some_and(|gang| {
@@ -246,6 +252,7 @@ impl Core {
         {
             gang.deleted = true;
             self.touched.insert(key);
+            self.touch_group(key);
         }
     }
 

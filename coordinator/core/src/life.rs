@@ -17,10 +17,11 @@ use crate::whole::GROUP_GONE;
 impl Core {
     /// Changes a gang's phase, and everything that is counted by phase.
     pub(crate) fn set_phase(&mut self, key: GangKey, phase: Phase) {
+        let now = self.now;
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let (before, after) = (gang.phase.kind(), phase.kind());
         gang.phase = phase;
-        gang.note_phase(after);
+        gang.note_phase(after, now);
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
             self.charge_admission(key, Amounts::default());
@@ -51,6 +52,7 @@ impl Core {
             queue.count(before, false);
             queue.count(after, true);
             self.touched_queues.insert(name);
+            self.note_group_move(key, before, after);
         }
     }
 
@@ -111,12 +113,15 @@ impl Core {
         match gang.phase.kind() {
             PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding => {
                 self.set_waiting(key, false);
-                self.progress_round(key, now, actions);
+                if !self.awaits_group(key) {
+                    self.progress_round(key, now, actions);
+                }
             }
             PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Finished => self.progress_idle(key, now),
             PhaseKind::Running | PhaseKind::Degraded => self.progress_running(key, now, actions),
             PhaseKind::Evicting => self.progress_evicting(key, now, actions),
         }
+        self.watch_times(key, now, actions);
     }
 
     fn progress_idle(&mut self, key: GangKey, now: Time) {
@@ -163,6 +168,7 @@ impl Core {
             return;
         }
         self.charge_admission(key, Amounts::default());
+        self.leave_group(key);
         let Some(gang) = self.gangs.gangs.remove(&key) else { return };
         self.gangs.by_name.remove(&gang.spec.name);
         self.waiting.remove(&gang.order);

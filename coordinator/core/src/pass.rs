@@ -68,6 +68,9 @@ impl Core {
                 | PhaseKind::Finished => {}
             }
             self.write_gang_status(key, actions);
+            for other in self.group_mates(key) {
+                self.write_gang_status(other, actions);
+            }
         }
         self.room_seen = self.cluster.room_generation;
     }
@@ -85,7 +88,7 @@ impl Core {
         }
     }
 
-    fn set_reason(&mut self, key: GangKey, reason: Option<Reason>) {
+    pub(crate) fn set_reason(&mut self, key: GangKey, reason: Option<Reason>) {
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
             gang.reason = reason.filter(|_| !planted::is(Bug::SilentReason));
         }
@@ -93,6 +96,9 @@ impl Core {
 
     /// Admits and places a gang. An error says why not, and in which phase the gang stays.
     fn start(&mut self, key: GangKey, failed: &mut Failed, now: Time) -> Result<(), (Reason, PhaseKind)> {
+        if let Some(result) = self.start_group(key, now) {
+            return result;
+        }
         let queued = |reason| (reason, PhaseKind::Queued);
         let admitted = |reason| (reason, PhaseKind::Admitted);
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
@@ -136,6 +142,9 @@ impl Core {
                     gang.pods_missing_since = None;
                 }
             }
+        }
+        if let Some(reason) = self.needs_more_than_all_nodes(key, &required) {
+            return Err(queued(reason));
         }
         match self.place_minimum(key, &required, failed, now) {
             Ok(()) => {
@@ -208,7 +217,7 @@ impl Core {
 
     /// Bounds how often the placement of a gang may fail: one that only looks healthy must not win for
     /// ever.
-    fn check_attempts(&mut self, key: GangKey, now: Time) -> Result<(), Reason> {
+    pub(crate) fn check_attempts(&mut self, key: GangKey, now: Time) -> Result<(), Reason> {
         let limit = self.settings.attempts_per_minute;
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return Ok(()) };
         if now - gang.failures.0 >= FAILURE_WINDOW || gang.failures.1 < limit {
@@ -278,22 +287,24 @@ impl Core {
         let Some(queue) = self.queues.get(&gang.spec.queue) else { return more };
         let mut used = self.used_in_queue(gang);
         let mut overlay = Overlay::default();
-        let mut too_large: Vec<(Arc<str>, Arc<PodNeed>)> = Vec::new();
-        for candidate in self.candidates(gang) {
-            let need = candidate.need.clone();
-            let kind = (candidate.task.clone(), need.clone());
-            let one = Required { pods: vec![candidate], minimum: 1, all: 1 };
-            let held = if let Some(over) = queue.over(&used, &need.amounts) {
+        let mut too_large: Vec<ShapeKey> = Vec::new();
+        let units = self.units(gang);
+        let (short, reason) = (units.short, self.short_part(gang, &units));
+        for unit in units.units {
+            let amounts = unit.amounts();
+            let one = Required::together(unit.pods);
+            let (kind, pods) = (shape_key(&more.shape, &one), one.minimum);
+            let held = if let Some(over) = queue.over(&used, &amounts) {
                 Held::Known(over.reason(&gang.spec.queue))
-            } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
+            } else if let Some((reason, _)) = failed.get(&kind) {
                 Held::Known(reason.clone())
             } else if more.first.is_some() && too_large.contains(&kind) {
-                more.waiting += 1;
+                more.waiting += pods;
                 continue;
             } else {
                 match place(&self.cluster, &mut overlay, &more.shape, &one.pods) {
                     Ok(places) => {
-                        used.add(&need.amounts);
+                        used.add(&amounts);
                         more.placed.extend(places);
                         continue;
                     }
@@ -303,17 +314,22 @@ impl Core {
                     }
                 }
             };
-            more.waiting += 1;
+            more.waiting += pods;
             more.first.get_or_insert(held);
         }
-        let (count, reason) = self.held_by_themselves(gang);
-        more.waiting += count;
-        more.first = more.first.or(reason.map(Held::Known));
+        let (count, by_themselves) = self.held_by_themselves(gang);
+        more.waiting += count + short;
+        more.first = more.first.or(by_themselves.or(reason).map(Held::Known));
         more
     }
 
     /// Why a gang did not fit; true where it can never fit as nodes are now.
-    fn diagnose(&mut self, shape: &GangShape, required: &Required, shortfall: &Shortfall) -> (Reason, bool) {
+    pub(crate) fn diagnose(
+        &mut self,
+        shape: &GangShape,
+        required: &Required,
+        shortfall: &Shortfall,
+    ) -> (Reason, bool) {
         let generation = self.cluster.capacity_generation;
         if self.emptied.as_ref().is_none_or(|(known, _)| *known != generation) {
             self.emptied = Some((generation, self.cluster.emptied()));

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 mod claims;
 mod held;
 mod room;
+mod together;
 mod unsuited;
 
 pub use claims::{ClaimHeld, ClaimProblem};
@@ -18,6 +19,8 @@ pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use room::{Closed, NoRoom};
 use room::{amount_of, lower, name_closed, open_and_change, open_nodes, or_change, pods};
+pub use together::Together;
+pub(crate) use together::utc;
 pub use unsuited::{Unmet, Unsuited};
 
 /// Why a gang waits.
@@ -158,6 +161,8 @@ pub enum Reason {
         /// Why the first of them does.
         cause: Box<Reason>,
     },
+    /// It waits for others with which it starts together, or has too few pods left.
+    Together(Box<Together>),
     /// It is being placed at this moment.
     InProgress {
         /// What is awaited.
@@ -198,6 +203,7 @@ impl Reason {
             Self::NoRoom(_) => "NoRoom",
             Self::NodesClosed { .. } => "NodesClosed",
             Self::MorePodsWait { .. } => "MorePodsWait",
+            Self::Together(together) => together.code(),
             Self::InProgress { .. } => "InProgress",
         }
     }
@@ -267,6 +273,7 @@ impl Reason {
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => open_nodes(nodes, "; "),
             Self::MorePodsWait { cause, .. } => cause.fix(),
+            Self::Together(together) => together.fix(),
             Self::InProgress { .. } => String::new(),
         }
     }
@@ -380,6 +387,7 @@ impl fmt::Display for Reason {
                     }
                 )
             }
+            Self::Together(together) => together.fmt(formatter),
             Self::InProgress { step } => write!(formatter, "in progress: {step}"),
         }
     }

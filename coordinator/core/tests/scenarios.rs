@@ -104,4 +104,12 @@ scenarios! {
     nodes_without_object,
     names_of_resources,
     numbers_of_pods,
+    case_099_groups_of_gangs,
+    case_080_lost_for_good,
+    case_077_min_resources,
+    sub_groups,
+    timed_minimum,
+    startup_deadline,
+    maximum_run,
+    surplus_by_idle_gpus,
 }
