@@ -134,20 +134,20 @@ impl Core {
     /// Its `minResources` are more than all nodes have, though its pods may be less. Only what its pods ask for counts:
     /// Volcano's controllers name there what no node has, such as `requests.cpu`.
     pub(crate) fn needs_more_than_all_nodes(&mut self, key: GangKey, required: &Required) -> Option<Reason> {
-        let gang = self.gangs.gangs.get(&key).filter(|gang| !gang.min_amounts.is_zero())?;
+        let gang = self.gangs.gangs.get(&key).filter(|gang| !gang.min_resources(self.now).is_zero())?;
         let mut asked = Amounts::default();
         required.pods.iter().for_each(|pod| asked.add(&pod.need.amounts));
-        let wanted = gang.min_amounts.named_by(&asked);
+        let wanted = gang.min_resources(self.now).named_by(&asked);
         self.larger_than_all_nodes(&wanted)
     }
 
     /// What an admitted gang is charged before it has a place: its minimum.
-    pub(crate) fn admission_charge(gang: &Gang, required: &Required) -> Amounts {
+    pub(crate) fn admission_charge(&self, gang: &Gang, required: &Required) -> Amounts {
         let mut charge = Amounts::default();
         for candidate in &required.pods {
             charge.add(&candidate.need.amounts);
         }
-        charge.raise_to(&gang.min_amounts);
+        charge.raise_to(gang.min_resources(self.now));
         charge
     }
 

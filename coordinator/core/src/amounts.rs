@@ -121,6 +121,9 @@ pub(crate) struct Amounts {
 }
 
 impl Amounts {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self { cpu_milli: 0, memory_bytes: 0, gpus: 0, more: Vec::new() };
+
     fn of(resources: &Resources, mut id_of: impl FnMut(&ResourceName) -> Option<ResourceId>) -> Self {
         let mut amounts = Self::default();
         for (name, amount) in resources.iter() {

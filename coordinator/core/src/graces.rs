@@ -14,6 +14,7 @@ use phalanx_common::wire::LeaseState;
 use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
+use crate::amounts::Amounts;
 use crate::core::{Core, Timer};
 use crate::gang::{Gang, GangKey, Pod};
 use crate::phase::{Phase, PhaseKind};
@@ -72,6 +73,13 @@ impl Gang {
     /// True where it has waited for so long that it starts with fewer pods, or did so.
     pub(crate) fn has_waited(&self, now: Time) -> bool {
         self.fewer_at().is_some_and(|(at, _)| at <= now)
+    }
+
+    /// What it needs beside its pods at this time. A Job's `minResources` are those of all of its minimum: with fewer pods
+    /// they do not count.
+    pub(crate) fn min_resources(&self, now: Time) -> &Amounts {
+        const NONE: &Amounts = &Amounts::NONE;
+        if self.has_waited(now) { NONE } else { &self.min_amounts }
     }
 
     /// Fewest pods that may run together at this time.

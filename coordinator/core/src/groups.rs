@@ -5,7 +5,7 @@
 //! and when one is dropped the others are. After it each rolls forward for itself; nobody starts while another one
 //! of the group is being bound.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::ids::GangName;
@@ -62,6 +62,20 @@ impl Core {
         }
     }
 
+    /// Groups are those that their gangs name.
+    pub(crate) fn check_groups(&self) -> Result<(), String> {
+        let mut named: BTreeMap<GangName, BTreeSet<GangKey>> = BTreeMap::new();
+        for (key, gang) in &self.gangs.gangs {
+            if let Some(name) = group_name(gang) {
+                named.entry(name).or_default().insert(*key);
+            }
+        }
+        if named == self.gangs.groups {
+            return Ok(());
+        }
+        Err(format!("groups of gangs: {:?} are kept, {named:?} are named", self.gangs.groups))
+    }
+
     /// The other gangs of a gang's group.
     pub(crate) fn group_mates(&self, key: GangKey) -> Vec<GangKey> {
         let name = self.gangs.gangs.get(&key).and_then(group_name);
@@ -83,7 +97,7 @@ impl Core {
         }
     }
 
-    /// True where two gangs of a group have both not started: what one is charged is none of the other's hindrances.
+    /// True where two gangs are of one group: what one is charged before it starts is none of the other's hindrances.
     pub(crate) fn starts_with(&self, key: GangKey, other: GangKey) -> bool {
         let group = |key| self.gangs.gangs.get(&key).and_then(group_name);
         group(key).is_some_and(|name| group(other) == Some(name))
@@ -261,7 +275,7 @@ impl Core {
                 return Err((self.group_held(keys, Some(name), reason), PhaseKind::Queued));
             }
             let required = self.required(gang);
-            let charge = Self::admission_charge(gang, &required);
+            let charge = self.admission_charge(gang, &required);
             starters.push(Starter { key: *key, name, order: gang.order, required, charge });
         }
         Ok(starters)

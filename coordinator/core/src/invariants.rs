@@ -15,6 +15,7 @@ pub fn check(core: &Core) -> Result<(), String> {
     check_nodes(core)?;
     check_queues(core)?;
     core.check_claims()?;
+    core.check_groups()?;
     check_gangs(core)
 }
 

@@ -189,7 +189,7 @@ impl Core {
         }
         choice.take(|_, chosen| chosen < minimum as usize);
         let Choice { units, mut pods } = choice;
-        reach(&mut pods, units.into_iter().map(|unit| unit.pods).collect(), &gang.min_amounts);
+        reach(&mut pods, units.into_iter().map(|unit| unit.pods).collect(), gang.min_resources(self.now));
         Required { minimum: minimum.max(count(pods.len())), pods, all, is_fixed: true }
     }
 

@@ -104,7 +104,7 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         self.check_admissible(gang).map_err(queued)?;
         let required = self.required(gang);
-        let charge = Self::admission_charge(gang, &required);
+        let charge = self.admission_charge(gang, &required);
         let order = gang.order;
         let behind = match self.check_quota(key, order, &required, &charge) {
             Ok(behind) => behind,

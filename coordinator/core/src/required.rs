@@ -105,7 +105,7 @@ impl Core {
         first.extend(rest);
         let above = above.into_iter().map(|candidate| vec![candidate]).collect();
         // A gang of which something has ended well had what it needed: the rest goes on with its minimum.
-        let is_fixed = ended == 0 && reach(&mut first, above, &gang.min_amounts);
+        let is_fixed = ended == 0 && reach(&mut first, above, gang.min_resources(self.now));
         let minimum =
             if is_fixed { minimum.max(u32::try_from(first.len()).unwrap_or(u32::MAX)) } else { minimum };
         Required { pods: first, minimum, all, is_fixed }

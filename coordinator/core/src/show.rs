@@ -271,7 +271,7 @@ impl Core {
             for candidate in self.required(gang).pods {
                 asked.add(&candidate.need.amounts);
             }
-            asked.raise_to(&gang.min_amounts);
+            asked.raise_to(gang.min_resources(self.now));
         }
         let mut used = queue.charged.clone();
         used.add(&queue.allocated);
