@@ -491,11 +491,17 @@ impl World {
                 let gpus = &agent.inventory.as_ref().unwrap().gpus;
                 let unknown =
                     request.gpus().into_iter().find(|gpu| gpus.iter().all(|known| known.id != *gpu));
-                if agent.refuse > 0 || is_full || unknown.is_some() {
+                // A lease that its coordinator took for gone, since it was on its way when the agent refused another.
+                let others = agent.leases.values().filter(|report| report.lease != lease);
+                let held = others
+                    .flat_map(|report| report.request.gpus().into_iter().map(|gpu| (gpu, report.lease)))
+                    .find(|(gpu, _)| request.gpus().contains(gpu));
+                if agent.refuse > 0 || is_full || unknown.is_some() || held.is_some() {
                     agent.refuse = agent.refuse.saturating_sub(1);
                     let full = || RefusalCause::Short(LEASE_BYTES.into(), 100, 240);
                     let other = agent.cause.clone().unwrap_or(RefusalCause::Short("cpu".into(), 0, 1));
                     let cause = if is_full { full() } else { other };
+                    let cause = held.map_or(cause, |(gpu, lease)| RefusalCause::Held(gpu, lease));
                     let cause = unknown.map_or(cause, RefusalCause::UnknownGpu);
                     let inventory = Box::new(agent.inventory.clone().unwrap());
                     FromAgent::Refused {
