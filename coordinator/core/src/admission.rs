@@ -65,6 +65,10 @@ impl Core {
             if gives_way || *other <= order || queue.over(&left, charge).is_none() {
                 break;
             }
+            if self.standing(*other_key).is_some_and(|standing| standing <= order) {
+                // Its group has its place in the order by its first gang.
+                continue;
+            }
             let is_other = *other_key != key && !self.starts_with(key, *other_key);
             if let Some(other) = self.gangs.gangs.get(other_key).filter(|_| is_other) {
                 left.subtract(&other.charge);

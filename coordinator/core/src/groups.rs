@@ -103,6 +103,15 @@ impl Core {
         group(key).is_some_and(|name| group(other) == Some(name))
     }
 
+    /// The place in the order of a gang's group, while it waits: that of its first gang that waits too. Were each taken by
+    /// its own, a gang between two of a group would push one back and be pushed back by the other for ever.
+    pub(crate) fn standing(&self, key: GangKey) -> Option<OrderKey> {
+        let waits = |gang: &&Gang| matches!(gang.phase, Phase::Queued | Phase::Admitted) && !gang.deleted;
+        let gang = self.gangs.gangs.get(&key)?;
+        let gangs = self.gangs.groups.get(&group_name(gang)?)?.iter();
+        gangs.filter_map(|key| self.gangs.gangs.get(key)).filter(waits).map(|gang| gang.order).min()
+    }
+
     fn placing_round(&self, key: GangKey) -> Option<&Round> {
         match &self.gangs.gangs.get(&key)?.phase {
             Phase::Placing(round) => Some(round),
