@@ -131,7 +131,7 @@ fn check_gangs(core: &Core) -> Result<(), String> {
                 }
             }
         }
-        let waits = core.waiting.contains_key(&gang.order);
+        let waits = core.is_waiting(gang);
         if matches!(kind, PhaseKind::Queued | PhaseKind::Admitted)
             && !waits
             && !gang.deleted

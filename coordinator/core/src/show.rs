@@ -244,10 +244,9 @@ impl Core {
         if !matches!(gang.reason, Some(Reason::QuotaUsed { .. })) {
             return None;
         }
-        let ahead = self.waiting.range(..gang.order).filter_map(|(_, key)| self.gangs.gangs.get(key));
-        let ahead = ahead.filter(|other| {
-            other.spec.queue == gang.spec.queue && matches!(other.reason, Some(Reason::QuotaUsed { .. }))
-        });
+        let waiting = &self.queues.get(&gang.spec.queue)?.waiting;
+        let ahead = waiting.range(..gang.order).filter_map(|(_, key)| self.gangs.gangs.get(key));
+        let ahead = ahead.filter(|other| matches!(other.reason, Some(Reason::QuotaUsed { .. })));
         match ahead.count() {
             0 => None,
             1 => Some("ahead of it: 1 gang of its queue waits for quota too and is served first".to_owned()),

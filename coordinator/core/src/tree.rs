@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use phalanx_common::ids::QueueName;
 use phalanx_common::queue::QueueSpec;
 
-use crate::amounts::Amounts;
+use crate::amounts::{Amounts, ResourceKey};
 use crate::core::Core;
 use crate::queue::{Over, Queue, Queues};
 use crate::queues::{QueueProblem, ROOT, problem};
@@ -174,6 +174,21 @@ impl Queues {
     /// True for the queue itself too.
     pub(crate) fn is_below(&self, name: &QueueName, above: &QueueName) -> bool {
         self.up_from(name).any(|(known, _)| known == above)
+    }
+
+    /// Those of them that something of a resource is set aside for.
+    pub(crate) fn owners_of_guarantees(&self, name: &QueueName, key: ResourceKey) -> Vec<QueueName> {
+        let own: Vec<&QueueName> = self.up_from(name).map(|(name, _)| name).collect();
+        let lacks = |(_, queue): &(&QueueName, &Queue)| {
+            queue.unmet.get(key) > 0 && queue.unmet.get(key) > queue.below_unmet.get(key)
+        };
+        let others = self.queues.iter().filter(|(name, _)| !own.contains(name));
+        others.filter(lacks).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// What is set aside for the queue right below the root that a queue is a part of.
+    pub(crate) fn guarantee_above(&self, name: &QueueName) -> Amounts {
+        self.chain(name).last().map_or_else(Amounts::default, |top| self.guarantee_of(top))
     }
 
     /// What is set aside for others and not used by them, as far as it is not lent to this queue.
