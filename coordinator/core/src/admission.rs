@@ -65,7 +65,7 @@ impl Core {
         }
         let gang = self.gangs.gangs.get(&key)?;
         let mut asked = Amounts::default();
-        required.pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts));
+        required.pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts.of_pod()));
         self.kept_from(&gang.spec.queue, &Amounts::default(), &asked)
     }
 
@@ -180,7 +180,9 @@ impl Core {
             self.capacity = Some((generation, self.cluster.whole_capacity()));
         }
         let total = self.capacity.as_ref().and_then(|(_, total)| total.as_ref())?;
-        let short = charge.keys().find(|key| charge.get(*key) > total.get(*key))?;
+        // How many pods a node takes, not every node says.
+        let mut keys = charge.keys().filter(|key| *key != ResourceKey::Pods);
+        let short = keys.find(|key| charge.get(*key) > total.get(*key))?;
         Some(Reason::LargerThanAllNodes {
             resource: Arc::from(self.cluster.resources.name(short)),
             total: total.get(short),
@@ -192,7 +194,7 @@ impl Core {
     pub(crate) fn admission_charge(gang: &Gang, required: &Required) -> Amounts {
         let mut charge = Amounts::default();
         for candidate in &required.pods {
-            charge.add(&candidate.need.amounts);
+            charge.add(&candidate.need.amounts.of_pod());
         }
         charge.raise_to(&gang.min_amounts);
         charge
@@ -258,7 +260,7 @@ impl Core {
         }
         let mut sum = Amounts::default();
         let fits = required.pods.iter().take_while(|candidate| {
-            sum.add(&candidate.need.amounts);
+            sum.add(&candidate.need.amounts.of_pod());
             self.queues.above_ceiling(queue, &sum).is_none()
         });
         let all = required.pods.len();

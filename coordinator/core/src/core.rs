@@ -270,6 +270,7 @@ impl Core {
         if !self.is_settled() {
             self.timers.insert((now + Millis(1), Timer::Rest));
         }
+        self.tell_problems(actions);
         self.write_queue_status(actions);
     }
 

@@ -230,7 +230,7 @@ impl Core {
     pub(crate) fn leased_amounts(&self, key: GangKey) -> Amounts {
         let mut sum = Amounts::default();
         for lease in self.leases.leases.values().filter(|lease| lease.charged && lease.gang == Some(key)) {
-            sum.add(&lease.taken.amounts);
+            sum.add(&lease.taken.amounts.of_pod());
         }
         sum
     }

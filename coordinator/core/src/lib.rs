@@ -31,6 +31,7 @@ mod place;
 mod predicates;
 mod queue;
 pub mod queues;
+mod quotas;
 pub mod reason;
 mod recover;
 mod refuse;

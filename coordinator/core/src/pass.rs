@@ -348,10 +348,11 @@ impl Core {
             let kind = (candidate.task.clone(), need.clone());
             let one = Required { pods: vec![candidate], minimum: 1, all: 1 };
             let mut sum = asked.clone();
-            sum.add(&need.amounts);
+            sum.add(&need.amounts.of_pod());
             let held = if let Some(over) = self.queues.over(&gang.spec.queue, &gone, &sum) {
                 Held::Known(over.beside(&asked).reason(&gang.spec.queue))
-            } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &need.amounts) {
+            } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &need.amounts.of_pod())
+            {
                 Held::Known(reason)
             } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
                 Held::Known(reason.clone())
@@ -361,7 +362,7 @@ impl Core {
             } else {
                 match place(&self.cluster, &mut overlay, &more.shape, &one.pods) {
                     Ok(places) => {
-                        asked.add(&need.amounts);
+                        asked.add(&need.amounts.of_pod());
                         more.placed.extend(places);
                         continue;
                     }

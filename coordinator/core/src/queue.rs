@@ -132,6 +132,7 @@ impl Queue {
         self.named = deserved.map(|(name, amount)| (table.key(name), amount)).collect();
         self.asked_guarantee =
             spec.as_ref().map_or_else(Amounts::default, |spec| table.amounts(&spec.guarantee));
+        self.guarantee = self.asked_guarantee.clone();
         self.spec = spec;
     }
 
@@ -193,6 +194,7 @@ impl Queue {
         };
         QueueStatus {
             allocated: table.resources(&self.allocated),
+            reservation: table.resources(&self.unmet),
             pending: count(Queued),
             inqueue: [Admitted, Reserving, Committing, Arming, Binding].map(count).iter().sum(),
             running: [Running, Degraded, Evicting].map(count).iter().sum(),
@@ -215,6 +217,8 @@ pub(crate) struct Queues {
     pub(crate) woken: u64,
     /// Something is set aside for one of them.
     pub(crate) has_guarantees: bool,
+    /// Nothing is wrong with a queue that was not said.
+    pub(crate) are_problems_told: bool,
     /// `capacity_generation` of the cluster that guarantees and shares were last compared with.
     pub(crate) capacity_seen: Option<u64>,
     /// What all nodes that are there had then.
@@ -234,6 +238,7 @@ impl Default for Queues {
             to_try: BTreeSet::new(),
             woken: 0,
             has_guarantees: false,
+            are_problems_told: false,
             capacity_seen: None,
             capacity: Amounts::default(),
             are_shares_fresh: false,
