@@ -13,7 +13,7 @@ use crate::action::Action;
 use crate::amounts::Amounts;
 use crate::class::ModelId;
 use crate::core::{Core, Timer};
-use crate::gang::GangKey;
+use crate::gang::{Gang, GangKey};
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
 use crate::queue::Queue;
@@ -69,7 +69,7 @@ impl Core {
         self.refresh_shares();
         self.queues.wake_strict();
         let (mut failed, mut strict) = (Failed::new(), Strict::default());
-        let mut turns = Turns::new(&self.queues);
+        let mut turns = Turns::new(self);
         while let Some((at, queue)) = turns.next(&self.queues) {
             let queue = queue.clone();
             let first = self.queues.take_first(&queue);
@@ -78,12 +78,12 @@ impl Core {
                 self.write_gang_status(key, actions);
             }
             if turns.made_at == self.queues.woken {
-                turns.tried(&self.queues, at);
+                turns.tried(self, at);
             } else {
                 // Others are to be tried as well, or are no more.
                 self.queues.wake_strict();
                 strict.begin_anew();
-                turns = Turns::new(&self.queues);
+                turns = Turns::new(self);
             }
         }
     }
@@ -114,6 +114,11 @@ impl Core {
             | PhaseKind::Binding
             | PhaseKind::Evicting
             | PhaseKind::Finished => {}
+        }
+        let can_run = |gang: &Gang| !gang.reason.as_ref().is_some_and(Reason::is_lasting);
+        let gang = self.gangs.gangs.get(&key);
+        if gang.is_some_and(|gang| can_run(gang) == gang.wants.is_zero()) {
+            self.note_wants(key);
         }
         if is_strict {
             strict.note(self, key);

@@ -184,6 +184,18 @@ impl Reason {
         matches!(self, Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. })
     }
 
+    /// It can never run unless its object, its queue or the nodes change.
+    pub(crate) fn is_lasting(&self) -> bool {
+        match self {
+            Self::NoSuchQueue { .. }
+            | Self::NoSuchPriorityClass { .. }
+            | Self::AboveCapability { .. }
+            | Self::LargerThanAllNodes { .. } => true,
+            Self::Queue(held) => held.is_lasting(),
+            _ => self.is_of_the_nodes(),
+        }
+    }
+
     /// True where the nodes that there are could not take it if they were empty.
     pub(crate) const fn is_of_the_nodes(&self) -> bool {
         matches!(
