@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use phalanx_common::gang::PodPhase;
-
 use crate::amounts::Amounts;
 use crate::core::{Core, Timer};
 use crate::gang::{Gang, GangKey, OrderKey};
@@ -59,6 +57,7 @@ impl Core {
             return Err(Reason::AboveCapability { queue: name, resource, limit, asked, lower_to });
         }
         let mut left = self.used_in_queue(gang);
+        left.subtract(&self.going_for(key, &name));
         let mut behind = Vec::new();
         let gives_way = self.is_overdue(gang) && self.check_pods(gang, required).is_err();
         for (other, other_key) in queue.admitted.iter().rev() {
@@ -180,8 +179,7 @@ impl Core {
         task_minima(&gang.spec).into_iter().find_map(|(task, minimum)| {
             let placed = required.pods.iter().filter(|candidate| candidate.task == *task).count();
             let pods = self.gangs.pods_of(&gang.spec.name);
-            let ended =
-                pods.filter(|(_, pod)| pod.spec.task == *task && pod.spec.phase == PodPhase::Succeeded);
+            let ended = pods.filter(|(_, pod)| pod.spec.task == *task && pod.ended_well());
             let have = u32::try_from(placed + ended.count()).unwrap_or(u32::MAX);
             (have < minimum).then(|| (task.clone(), have, minimum))
         })

@@ -15,9 +15,11 @@ use crate::amounts::Amounts;
 use crate::claims::Claims;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::event::{DisruptionBudget, Event};
+use crate::eviction::EvictionMemory;
 use crate::foreign::ForeignPlan;
 use crate::gang::{GangKey, Gangs, OrderKey};
 use crate::lease::Leases;
+use crate::making_room::RoomPlan;
 use crate::others::Others;
 use crate::place::PodNeed;
 use crate::queue::Queues;
@@ -37,6 +39,8 @@ pub(crate) enum Pending {
     GangStatus(GangKey),
     /// Status of a queue.
     QueueStatus(QueueName),
+    /// A plan that evicts others for a gang.
+    RoomPlan(GangKey),
     /// Removal of a gang's plan: tried again when it failed.
     PlanRemoval(GangName),
     /// Fence of a pod of an earlier leader's plan.
@@ -117,6 +121,18 @@ pub struct Core {
     /// Pods of leases that nobody here knows, while a write to them is on its way and they are not known to be gone.
     #[serde(default, with = "crate::pairs")]
     pub(crate) strangers_fenced: BTreeMap<LeaseId, PodUid>,
+    /// Plans that evict others, by the gang that they are made for.
+    #[serde(default)]
+    pub(crate) rooms: BTreeMap<GangKey, RoomPlan>,
+    /// Pods that go, and for whom.
+    #[serde(default)]
+    pub(crate) victims: BTreeMap<PodUid, GangKey>,
+    /// When everything stored was known.
+    #[serde(default)]
+    pub(crate) started_at: Time,
+    /// Found out in this pass.
+    #[serde(skip)]
+    pub(crate) eviction_memory: EvictionMemory,
     /// Plans read at start.
     pub(crate) plans_found: Vec<GangPlan>,
     /// What agents told before everything stored was known.
@@ -175,6 +191,10 @@ impl Core {
             to_try: BTreeSet::new(),
             foreign: BTreeMap::new(),
             strangers_fenced: BTreeMap::new(),
+            rooms: BTreeMap::new(),
+            victims: BTreeMap::new(),
+            started_at: Time(0),
+            eviction_memory: EvictionMemory::default(),
             plans_found: Vec::new(),
             reports: BTreeMap::new(),
             quota_freed: false,
@@ -201,6 +221,7 @@ impl Core {
         self.last_need = None;
         self.others.last = None;
         self.claims.last = None;
+        self.forget_evictable();
         self.clone()
     }
 

@@ -20,7 +20,7 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let (before, after) = (gang.phase.kind(), phase.kind());
         gang.phase = phase;
-        gang.note_phase(after);
+        gang.note_phase(after, self.now);
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
             self.charge_admission(key, Amounts::default());
@@ -107,6 +107,7 @@ impl Core {
         if self.progress_foreign(key, now, actions) {
             return;
         }
+        self.progress_room(key, now, actions);
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         match gang.phase.kind() {
             PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding => {
@@ -297,7 +298,9 @@ impl Core {
         pods.retain(|uid| pod_table.get(uid).is_some_and(|pod| !pod.spec.phase.is_terminal()));
         fencing.retain(|uid, _| pod_table.contains_key(uid));
         if pods.is_empty() && fencing.is_empty() {
-            self.remove_plan(name, actions);
+            if self.gangs.gangs.get(&key).is_some_and(|gang| gang.preempted.is_none()) {
+                self.remove_plan(name, actions);
+            }
             let runs_on = self.is_satisfied(key);
             self.set_phase(key, if runs_on { Phase::Running { round: None } } else { Phase::Queued });
             self.touched.insert(key);

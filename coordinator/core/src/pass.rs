@@ -15,7 +15,7 @@ use crate::core::{Core, Timer};
 use crate::gang::GangKey;
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
-use crate::reason::Reason;
+use crate::reason::{Preempted, Reason};
 use crate::required::Required;
 
 /// Placements that fail are counted over this time.
@@ -53,6 +53,7 @@ impl Core {
             self.quota_freed = false;
             self.wake_all();
         }
+        self.forget_evictable();
         let mut failed = Failed::new();
         while let Some(order) = self.to_try.pop_first() {
             let Some(key) = self.waiting.get(&order).copied() else { continue };
@@ -85,8 +86,14 @@ impl Core {
         }
     }
 
-    fn set_reason(&mut self, key: GangKey, reason: Option<Reason>) {
+    pub(crate) fn set_reason(&mut self, key: GangKey, reason: Option<Reason>) {
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            let reason = match (gang.preempted.clone(), reason) {
+                (Some((by, at)), Some(cause)) => {
+                    Some(Reason::Preempted(Box::new(Preempted { by, at, cause: Some(cause) })))
+                }
+                (_, reason) => reason,
+            };
             gang.reason = reason.filter(|_| !planted::is(Bug::SilentReason));
         }
     }
@@ -109,7 +116,10 @@ impl Core {
                 // What it waits for in the first place, once it gave its quota away, are its pods.
                 let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
                 let reason = pods.and_then(|gang| self.check_pods(gang, &required).err()).unwrap_or(reason);
-                return Err(queued(reason));
+                match self.evict_for_quota(key, &required, &charge, reason, now) {
+                    Ok(behind) => behind,
+                    Err(reason) => return Err(queued(reason)),
+                }
             }
         };
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
@@ -136,6 +146,11 @@ impl Core {
                     gang.pods_missing_since = None;
                 }
             }
+        }
+        if self.rooms.contains_key(&key) && !self.lacks(key, &charge).is_empty() {
+            // There may be room for it; its quota is still with those that go for it.
+            self.charge_admission(key, charge);
+            return self.making_room(key).map_or(Ok(()), |reason| Err(admitted(reason)));
         }
         match self.place_minimum(key, &required, failed, now) {
             Ok(()) => {
@@ -170,10 +185,11 @@ impl Core {
         }
         let shape = self.shape(key);
         let shape_key = shape_key(&shape, required);
-        if let Some((reason, never)) = failed.get(&shape_key) {
-            return Err((reason.clone(), *never));
+        let has_own_room = self.rooms.contains_key(&key);
+        if let Some((reason, never)) = failed.get(&shape_key).filter(|_| !has_own_room).cloned() {
+            return Err(self.evict_or(key, required, reason, never, now));
         }
-        match place(&self.cluster, &mut Overlay::default(), &shape, &required.pods) {
+        match place(&self.cluster, &mut self.overlay_for(key), &shape, &required.pods) {
             Ok(placed) => {
                 self.check_attempts(key, now).map_err(|reason| (reason, false))?;
                 self.begin_round(key, &placed, now);
@@ -181,8 +197,35 @@ impl Core {
             }
             Err(shortfall) => {
                 let (reason, never) = self.diagnose(&shape, required, &shortfall);
-                failed.insert(shape_key, (reason.clone(), never));
-                Err((reason, never))
+                if !has_own_room {
+                    failed.insert(shape_key, (reason.clone(), never));
+                }
+                Err(self.evict_or(key, required, reason, never, now))
+            }
+        }
+    }
+
+    /// A gang did not fit: others are evicted for it where that helps; else what it waits for, and whether it can never
+    /// fit.
+    fn evict_or(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        mut reason: Reason,
+        never: bool,
+        now: Time,
+    ) -> (Reason, bool) {
+        if never {
+            return (reason, true);
+        }
+        self.note_room_failed(key, &reason);
+        match self.evict_for(key, required, &[], now) {
+            Ok(()) => (self.making_room(key).unwrap_or(reason), false),
+            Err(why) => {
+                if let Reason::NoRoom(room) = &mut reason {
+                    room.eviction = why.map(Box::new);
+                }
+                (reason, false)
             }
         }
     }

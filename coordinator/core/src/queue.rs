@@ -49,7 +49,7 @@ impl Over {
     /// The same as a reason.
     pub(crate) fn reason(self, queue: &QueueName) -> Reason {
         let Self { resource, limit, used, asked } = self;
-        Reason::QuotaUsed { queue: queue.clone(), resource, limit, used, asked }
+        Reason::QuotaUsed { queue: queue.clone(), resource, limit, used, asked, eviction: None }
     }
 }
 
@@ -67,6 +67,15 @@ impl Queue {
             let passes = asked > 0 && used.saturating_add(asked) > *limit;
             passes.then(|| Over { resource: resource.clone(), limit: *limit, used, asked })
         })
+    }
+
+    /// What `asked` beside `used` lacks of each ceiling.
+    pub(crate) fn lacks(&self, used: &Amounts, asked: &Amounts) -> Vec<(ResourceKey, u64)> {
+        let lacks = self.limits.iter().map(|(key, _, limit)| {
+            let needed = used.get(*key).saturating_add(asked.get(*key));
+            (*key, if asked.get(*key) > 0 { needed.saturating_sub(*limit) } else { 0 })
+        });
+        lacks.filter(|(_, short)| *short > 0).collect()
     }
 
     /// True where gangs may have to wait for others of the queue.

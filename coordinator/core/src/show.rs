@@ -96,7 +96,7 @@ impl Core {
             queue: gang.spec.queue.clone(),
             priority: self.priority_of(&gang.spec).unwrap_or(0),
             phase: Arc::from(kind.as_str()),
-            pod_group_phase: Arc::from(pod_group_phase(kind).as_str()),
+            pod_group_phase: Arc::from(pod_group_phase(gang).as_str()),
             minimum: gang.spec.min_member.max(1),
             created: gang.spec.created,
             pods: pods.into_iter().map(|pod| self.pod_view(pod)).collect(),

@@ -301,6 +301,8 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         lower_to: lower_to(cluster, shape, required),
         closed: Vec::new(),
         held: Vec::new(),
+        holds: Vec::new(),
+        eviction: None,
         left_out: left_out(cluster, shape, required, need),
         others: Vec::new(),
     }
