@@ -6,6 +6,7 @@ use phalanx_common::gang::PodBinding;
 use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
 use phalanx_common::resources::Resources;
+use phalanx_common::units::Time;
 use phalanx_common::wire::ToAgent;
 use serde::{Deserialize, Serialize};
 
@@ -157,6 +158,17 @@ pub enum Command {
         queue: QueueName,
         /// The status.
         status: QueueStatus,
+    },
+    /// A gang was told when it may expect to start, and this came of it; for the record, no API write depends on it.
+    RecordPromise {
+        /// The gang.
+        gang: GangName,
+        /// When it was told.
+        made: Time,
+        /// The start it was told.
+        expected: Time,
+        /// When it started; `None` where it did not, or not by that hold.
+        started: Option<Time>,
     },
     /// Something a person should know; no API write depends on it.
     Warn {

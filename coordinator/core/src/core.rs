@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::amounts::Amounts;
+use crate::backfill::Hold;
 use crate::claims::Claims;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::event::{DisruptionBudget, Event};
@@ -124,6 +125,9 @@ pub struct Core {
     /// Plans that evict others, by the gang that they are made for.
     #[serde(default)]
     pub(crate) rooms: BTreeMap<GangKey, RoomPlan>,
+    /// What is held for gangs that have waited long.
+    #[serde(default)]
+    pub(crate) holds: BTreeMap<GangKey, Hold>,
     /// Pods that go, and for whom.
     #[serde(default)]
     pub(crate) victims: BTreeMap<PodUid, GangKey>,
@@ -192,6 +196,7 @@ impl Core {
             foreign: BTreeMap::new(),
             strangers_fenced: BTreeMap::new(),
             rooms: BTreeMap::new(),
+            holds: BTreeMap::new(),
             victims: BTreeMap::new(),
             started_at: Time(0),
             eviction_memory: EvictionMemory::default(),
@@ -402,6 +407,7 @@ impl Core {
     fn progress_touched(&mut self, now: Time, actions: &mut Vec<Action>) {
         while let Some(key) = self.touched.pop_first() {
             self.progress(key, now, actions);
+            self.note_wants(key);
             self.write_gang_status(key, actions);
         }
     }

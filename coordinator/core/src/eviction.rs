@@ -11,11 +11,11 @@ use crate::amounts::{Amounts, ResourceKey};
 use crate::core::{Core, Timer};
 use crate::evictable::{Evictable, Facts, Tally, Victims, never_evicts, queues_of};
 use crate::gang::{Gang, GangKey};
-use crate::place::{Overlay, PodNeed};
+use crate::place::PodNeed;
 use crate::predicates::{self, Obstacle};
 use crate::reason::{NoEviction, NoEvictionCause, Reason};
 use crate::required::Required;
-use crate::victims::{Guard, NoHelp, Room, Unit, make_room};
+use crate::victims::{Guard, NoHelp, Unit, make_room};
 
 /// Those named in a reason.
 const NAMED: usize = 4;
@@ -78,9 +78,18 @@ impl Core {
         let asked = asked(required);
         let over_share = self.over_share(key, &asked);
         let Some(gang) = self.gangs.gangs.get(&key) else { return Err(None) };
-        let victims = self.victims_for(gang, &all, self.settings.reclaim && over_share.is_none());
+        let mut victims = self.victims_for(gang, &all, self.settings.reclaim && over_share.is_none());
+        let queue = gang.spec.queue.clone();
+        let tally = self.tally(&queue, &victims, &asked, lacks);
+        if !victims.units.iter().any(|unit| tally.may_go(unit)) {
+            victims.units.clear();
+        }
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Err(None) };
         let no = |cause, spared| Err(Some(NoEviction { cause, spared }));
         if victims.units.is_empty() && victims.spared.is_empty() {
+            if !lacks.is_empty() && self.settings.preempt {
+                return no(NoEvictionCause::Quota, Vec::new());
+            }
             let borrowed = over_share.filter(|_| self.others_could_give(gang, &all));
             return borrowed.map_or(Err(None), |cause| no(cause, Vec::new()));
         }
@@ -90,7 +99,9 @@ impl Core {
         if let Some(at) = victims.next {
             self.timers.insert((at, Timer::Gang(key)));
         }
-        match self.room_for(key, required, &victims, &asked, lacks) {
+        let base = self.overlay_for(key, now);
+        let shape = self.shape(key);
+        match make_room(&self.cluster, &base, &victims.units, &tally, &shape, &required.pods) {
             Ok(room) => {
                 self.begin_room(key, &victims.units, &room, now);
                 Ok(())
@@ -98,7 +109,7 @@ impl Core {
             Err(help) => {
                 let mut spared = victims.spared.clone();
                 spared.truncate(NAMED);
-                no(self.no_help(required, &victims.units, help), spared)
+                no(self.no_help(required, &victims.units, &tally, help), spared)
             }
         }
     }
@@ -113,7 +124,7 @@ impl Core {
     }
 
     /// Its queue, or one above it, would be above its share: it takes what is idle only.
-    fn over_share(&mut self, key: GangKey, asked: &Amounts) -> Option<NoEvictionCause> {
+    pub(crate) fn over_share(&mut self, key: GangKey, asked: &Amounts) -> Option<NoEvictionCause> {
         let queue = self.gangs.gangs.get(&key)?.spec.queue.clone();
         for queue in self.chain(&queue) {
             let allocated = self.allocated_of(&queue).clone();
@@ -168,29 +179,17 @@ impl Core {
         }
     }
 
-    fn room_for(
-        &mut self,
-        key: GangKey,
-        required: &Required,
-        victims: &Victims,
-        asked: &Amounts,
-        lacks: &[Lack],
-    ) -> Result<Room, NoHelp> {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return Err(NoHelp::Quota) };
-        let queue = gang.spec.queue.clone();
-        let tally = self.tally(&queue, victims, asked, lacks);
-        let base = self.overlay_for(key);
-        let shape = self.shape(key);
-        make_room(&self.cluster, &base, &victims.units, &tally, &shape, &required.pods)
-    }
-
     /// What the gang's queues lack of what it asks for.
     pub(crate) fn lacks(&self, key: GangKey, asked: &Amounts) -> Vec<Lack> {
         let Some(gang) = self.gangs.gangs.get(&key) else { return Vec::new() };
-        let used = self.used_in_queue(gang);
-        let queue = gang.spec.queue.clone();
-        let lacks = self.queues.get(&queue).map(|queue| queue.lacks(&used, asked)).unwrap_or_default();
-        lacks.into_iter().map(|(key, short)| (queue.clone(), key, short)).collect()
+        let above = self.queues.up_from(&gang.spec.queue).filter(|(_, queue)| queue.has_limits());
+        let lacks = above.flat_map(|(name, queue)| {
+            let mut used = queue.allocated.clone();
+            used.add(&queue.charged);
+            used.subtract(&gang.charge);
+            queue.lacks(&used, asked).into_iter().map(move |(key, short)| (name.clone(), key, short))
+        });
+        lacks.collect()
     }
 
     /// The gang's quota has no room. Others give it back where they may be evicted for the gang; one whose pods do not
@@ -203,10 +202,10 @@ impl Core {
         mut reason: Reason,
         now: Time,
     ) -> Result<Vec<GangKey>, Reason> {
-        if !matches!(reason, Reason::QuotaUsed { .. }) {
+        let lacks = self.lacks(key, charge);
+        if lacks.is_empty() {
             return Err(reason);
         }
-        let lacks = self.lacks(key, charge);
         let Some(gang) = self.gangs.gangs.get(&key) else { return Err(reason) };
         if self.check_pods(gang, required).is_err() {
             let may = !self.is_overdue(gang) && self.could_free_quota(key, charge, &lacks);
@@ -244,17 +243,13 @@ impl Core {
         tally.has_quota()
     }
 
-    /// What the gang may use beside what is free for everybody: what is held for itself.
-    pub(crate) fn overlay_for(&self, key: GangKey) -> Overlay {
-        let mut overlay = Overlay::default();
-        for index in self.cluster.held_for(key) {
-            let (free, used) = self.cluster.node(index).lifted(|other| other == key);
-            overlay.set(index, free, used);
-        }
-        overlay
-    }
-
-    fn no_help(&self, required: &Required, units: &[Unit], help: NoHelp) -> NoEvictionCause {
+    fn no_help(
+        &self,
+        required: &Required,
+        units: &[Unit],
+        tally: &Tally,
+        help: NoHelp,
+    ) -> NoEvictionCause {
         let fit = match help {
             NoHelp::Quota => return NoEvictionCause::Quota,
             NoHelp::Fit(_) if units.is_empty() => return NoEvictionCause::Protected,
@@ -265,7 +260,8 @@ impl Core {
         let mut best = 0;
         let mut kept_from: Vec<(NodeName, Arc<str>)> = Vec::new();
         for (index, node) in self.cluster.nodes().filter(|(_, node)| node.shut().is_none()) {
-            let on_node = units.iter().flat_map(|unit| &unit.parts).filter(|part| part.node == index);
+            let may_go = units.iter().filter(|unit| tally.may_go(unit));
+            let on_node = may_go.flat_map(|unit| &unit.parts).filter(|part| part.node == index);
             let (count, mask) = on_node.fold((0, 0), |(count, mask), part| (count + 1, mask | part.mask));
             match why_not(node, &need) {
                 Some(why) if count > 0 && kept_from.len() < NAMED => kept_from.push((node.name.clone(), why)),

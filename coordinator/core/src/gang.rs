@@ -38,6 +38,9 @@ pub(crate) struct Gang {
     pub(crate) min_amounts: Amounts,
     /// What is charged to its queue while it is admitted and has no place.
     pub(crate) charge: Amounts,
+    /// What it asks for beside what its pods have, as its queue counts it.
+    #[serde(default)]
+    pub(crate) wants: Amounts,
     /// Leases it has, those on their way out included.
     pub(crate) leases: u32,
     /// Placements that failed after they were begun, since when.
@@ -56,6 +59,9 @@ pub(crate) struct Gang {
     /// Plans for it in a row that evicted others and were dropped.
     #[serde(default)]
     pub(crate) evict_failures: u32,
+    /// Since when it waits: for its start, or to start anew.
+    #[serde(default)]
+    pub(crate) waiting_since: Time,
     /// Since when it has run as a whole.
     #[serde(default)]
     pub(crate) running_since: Option<Time>,
@@ -152,6 +158,8 @@ pub(crate) struct Tally {
     pub(crate) running: u32,
     pub(crate) succeeded: u32,
     pub(crate) failed: u32,
+    /// Ended, well or badly or because it was told to go.
+    pub(crate) ended: u32,
     pub(crate) unplaced: u32,
 }
 
@@ -172,6 +180,7 @@ impl Gangs {
             tally.all += 1;
             tally.live += u32::from(pod.is_live());
             tally.unplaced += u32::from(pod.is_unplaced());
+            tally.ended += u32::from(pod.spec.phase.is_terminal());
             match pod.spec.phase {
                 PodPhase::Running => tally.running += u32::from(!pod.spec.deleting),
                 PodPhase::Succeeded => tally.succeeded += u32::from(pod.ended_well()),

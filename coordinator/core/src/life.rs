@@ -72,11 +72,11 @@ impl Core {
         if gang.charge == charge {
             return;
         }
-        let queue = self.queues.ensure(&gang.spec.queue);
-        queue.charged.subtract(&gang.charge);
-        queue.charged.add(&charge);
+        self.queues.charge(&gang.spec.queue, &gang.charge, &charge);
         // It was charged for more, or less, than it asks for now.
-        self.quota_freed |= !gang.charge.is_zero() && !charge.is_zero() && queue.has_limits();
+        let changed = !gang.charge.is_zero() && !charge.is_zero();
+        self.quota_freed |= changed && self.queues.is_limited(&gang.spec.queue);
+        let queue = self.queues.ensure(&gang.spec.queue);
         let freed = charge.is_zero();
         if freed {
             queue.admitted.remove(&gang.order);
@@ -108,6 +108,7 @@ impl Core {
             return;
         }
         self.progress_room(key, now, actions);
+        self.progress_hold(key, now, actions);
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         match gang.phase.kind() {
             PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding => {
@@ -137,7 +138,8 @@ impl Core {
             self.forget_if_empty(key, tally);
             return;
         }
-        let all_ended = tally.all > 0 && tally.succeeded + tally.failed == tally.all;
+        // Pods that were told to go may end well on their way: their gang has not.
+        let all_ended = tally.all > 0 && tally.ended == tally.all && gang.preempted.is_none();
         if tally.live > 0 || (tally.unplaced > 0 && tally.succeeded > 0 && self.is_satisfied(key)) {
             // Pods that run already: found at a start, or bound by somebody else. Or the minimum has ended
             // well already, and what is left goes on one by one.
@@ -168,11 +170,9 @@ impl Core {
         self.gangs.by_name.remove(&gang.spec.name);
         self.waiting.remove(&gang.order);
         self.to_try.remove(&gang.order);
-        let queue = self.queues.ensure(&gang.spec.queue);
-        queue.count(gang.phase.kind(), false);
-        if queue.is_unused() {
-            self.queues.queues.remove(&gang.spec.queue);
-        }
+        self.queues.ensure(&gang.spec.queue).count(gang.phase.kind(), false);
+        self.queues.want(&gang.spec.queue, &gang.wants, &Amounts::default());
+        self.queues.forget_if_unused(&gang.spec.queue);
         self.touched_queues.insert(gang.spec.queue);
     }
 
@@ -195,7 +195,7 @@ impl Core {
             self.set_phase(key, Phase::Queued);
             self.set_waiting(key, !deleted);
             self.touched.insert(key);
-        } else if tally.succeeded + tally.failed == tally.all {
+        } else if tally.ended == tally.all {
             self.set_waiting(key, false);
             self.set_phase(key, Phase::Finished);
             self.touched.insert(key);

@@ -4,19 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_common::ids::{ActionId, GangName, GpuId, LeaseId, PodUid, QueueName};
+use phalanx_common::ids::{ActionId, GangName, GpuId, LeaseId, PodUid};
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod, PlannedVictim};
 use phalanx_common::units::{Millis, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
-use crate::amounts::Amounts;
 use crate::cluster::{EarlyEnd, InUse, NodeHold, NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
 use crate::event::Outcome;
-use crate::gang::{Gang, GangKey};
+use crate::gang::{Gang, GangKey, Pod};
 use crate::phase::{Phase, PhaseKind};
 use crate::reason::{MakingRoom, Reason};
+use crate::tree::Gone;
 use crate::victims::{Room, Unit};
 
 /// Nodes named in a reason.
@@ -127,6 +127,9 @@ impl Core {
             gpus.extend(place.gpus.iter().copied());
             whole.add(&pod.need.amounts, &pod.need.constraints.host_ports);
         }
+        let nodes = wholes.keys().copied().collect();
+        self.take_from_holds(key, &nodes);
+        self.holds.remove(&key);
         for (node, (gpus, whole)) in wholes {
             let leases = plan.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
             let stands: Vec<Taken> =
@@ -156,15 +159,14 @@ impl Core {
         Arc::from(format!("for {}: {why}{what}", by.spec.name.name))
     }
 
-    /// What the victims of a gang's plan still use of a queue: it counts for the gang already.
-    pub(crate) fn going_for(&self, key: GangKey, queue: &QueueName) -> Amounts {
+    /// What the victims of a gang's plan still use of their queues.
+    pub(crate) fn going_for(&self, key: GangKey) -> Gone {
         let victims = self.rooms.get(&key).into_iter().flat_map(|room| room.victims.values());
         let leases = victims.filter_map(|victim| self.leases.leases.get(&victim.lease?));
-        let mut going = Amounts::default();
+        let mut going = Gone::new();
         for lease in leases.filter(|lease| lease.charged) {
-            let gang = lease.gang.and_then(|key| self.gangs.gangs.get(&key));
-            if gang.is_some_and(|gang| self.chain(&gang.spec.queue).contains(queue)) {
-                going.add(&lease.taken.amounts);
+            if let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get(&key)) {
+                going.entry(gang.spec.queue.clone()).or_default().add(&lease.taken.amounts);
             }
         }
         going
@@ -321,30 +323,30 @@ impl Core {
         let ends_by = policy.ends_by.unwrap_or(now + policy.grace_ms);
         let gone_by = victim.gone_by.unwrap_or(ends_by + self.settings.victim_timeout_ms);
         let again = now + self.retry_after(victim.asked);
+        let is_there = |pod: &Pod| !pod.spec.deleting && !pod.spec.phase.is_terminal();
+        let is_going = !self.gangs.pods.get(uid).is_some_and(is_there);
+        // Of a gang that goes as a whole its phase says it to each pod, and again where that is lost.
+        let is_asked = match by {
+            Some(by) if victim.whole => self.evict_whole(&victim, by, now),
+            _ => true,
+        };
         if let Some(victim) = self.rooms.get_mut(&key).and_then(|room| room.victims.get_mut(uid)) {
-            victim.gone_by = Some(gone_by);
+            victim.gone_by = is_asked.then_some(gone_by);
             victim.ask_at = again;
             victim.asked = victim.asked.saturating_add(1);
         }
-        if victim.whole
-            && let Some(by) = by
-        {
-            self.evict_whole(&victim, by, now);
-        }
-        let is_going =
-            self.gangs.pods.get(uid).is_none_or(|pod| pod.spec.deleting || pod.spec.phase.is_terminal());
-        if !is_going {
+        if !is_going && !victim.whole {
             let (pod, name, cause) = (uid.clone(), victim.name, victim.cause);
             self.emit(Command::Evict { pod, name, cause }, actions);
         }
     }
 
-    /// All of a gang goes for another one: it waits as a whole once its pods are gone.
-    fn evict_whole(&mut self, victim: &Victim, by: GangName, now: Time) {
-        let Some(key) = self.gangs.key(&victim.gang) else { return };
-        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+    /// All of a gang goes for another one: it waits as a whole once its pods are gone. False where it cannot be told yet.
+    fn evict_whole(&mut self, victim: &Victim, by: GangName, now: Time) -> bool {
+        let Some(key) = self.gangs.key(&victim.gang) else { return true };
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return true };
         if !matches!(&gang.phase, Phase::Running { round: None } | Phase::Degraded { round: None, .. }) {
-            return;
+            return gang.preempted.is_some();
         }
         gang.preempted = Some((by, now));
         let live = self.gangs.pods_of(&victim.gang).filter(|(_, pod)| pod.is_live());
@@ -359,6 +361,7 @@ impl Core {
         self.set_waiting(key, false);
         self.set_phase(key, phase);
         self.touched.insert(key);
+        true
     }
 
     /// A victim does not go: its node is not to be trusted, and another plan is made.

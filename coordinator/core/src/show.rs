@@ -14,7 +14,7 @@ use crate::core::Core;
 use crate::gang::{Gang, Pod, natural};
 use crate::phase::PhaseKind;
 use crate::place::feasible_nodes;
-use crate::reason::Reason;
+use crate::reason::{Preempted, Reason};
 use crate::status::pod_group_phase;
 use crate::view::{
     Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QueueView, QuotaView,
@@ -148,6 +148,9 @@ impl Core {
                 gang.reason.clone().filter(|reason| matches!(reason, Reason::MorePodsWait { .. }))
             }
             PhaseKind::Finished => None,
+            PhaseKind::Evicting if gang.preempted.is_some() => gang.preempted.clone().map(|(by, at)| {
+                Reason::Preempted(Box::new(Preempted { by, at, cause: None }))
+            }),
             PhaseKind::Degraded | PhaseKind::Evicting => match &gang.phase {
                 crate::phase::Phase::Degraded { cause, .. } | crate::phase::Phase::Evicting { cause, .. } => {
                     step(cause)

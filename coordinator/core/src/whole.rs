@@ -31,8 +31,10 @@ impl Gang {
                 self.running_since.get_or_insert(now);
             }
             PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Reserving | PhaseKind::Finished => {
+                if self.running_since.take().is_some() {
+                    self.waiting_since = now;
+                }
                 self.was_whole = false;
-                self.running_since = None;
             }
             PhaseKind::Committing
             | PhaseKind::Arming

@@ -175,7 +175,7 @@ impl fmt::Display for NoEviction {
             )?,
             NoEvictionCause::Quota => {
                 formatter
-                    .write_str("preemption does not help: the quota is used by what may not be evicted")?;
+                    .write_str("none of what uses it may be evicted for this gang")?;
             }
             NoEvictionCause::Protected => formatter.write_str("preemption does not help yet")?,
             NoEvictionCause::Fit { fit, minimum, best, asked, kept_from } => {
