@@ -143,6 +143,17 @@ pub enum Command {
         /// Why, for the event.
         cause: Arc<str>,
     },
+    /// Tell a pod that it will be evicted, so that it can write a checkpoint. Nothing waits for it.
+    AnnounceEviction {
+        /// The pod.
+        pod: PodUid,
+        /// Its namespace and name.
+        name: GangName,
+        /// When.
+        at: Time,
+        /// Why.
+        cause: Arc<str>,
+    },
     /// Write a PodGroup's status.
     SetGangStatus {
         /// The gang.

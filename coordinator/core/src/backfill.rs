@@ -13,12 +13,12 @@ use crate::action::{Action, Command};
 use crate::amounts::Amounts;
 use crate::cluster::{InUse, NodeHold, NodeIndex, Taken};
 use crate::core::{Core, Timer};
-use crate::eviction::asked;
+use crate::eviction::sum_of;
 use crate::gang::{Gang, GangKey};
 use crate::lease::Lease;
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{Overlay, Placed};
-use crate::reason::HoldCause;
+use crate::reason::{HoldCause, Reason};
 use crate::required::Required;
 use crate::victims::{Guard, Part, Rank, Unit, make_room};
 
@@ -68,9 +68,8 @@ impl Core {
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let (queue, order) = (gang.spec.queue.clone(), gang.order);
-        let of_queue = |other: &&GangKey| {
-            self.gangs.gangs.get(other).is_some_and(|other| other.spec.queue == queue)
-        };
+        let of_queue =
+            |other: &&GangKey| self.gangs.gangs.get(other).is_some_and(|other| other.spec.queue == queue);
         if let Some(other) = self.holds.keys().find(of_queue).copied() {
             let is_before = self.gangs.gangs.get(&other).is_some_and(|other| other.order <= order);
             if is_before {
@@ -80,12 +79,17 @@ impl Core {
         }
         let units = self.endings(key, now);
         let (base, shape) = (self.overlay_for(key, now), self.shape(key));
-        let Ok(room) = make_room(&self.cluster, &base, &units, &Ending, &shape, &required.pods) else { return };
-        if !self.is_within_share(key, &asked(required), &units, &room.units) {
+        let Ok(room) = make_room(&self.cluster, &base, &units, &Ending, &shape, &required.pods) else {
+            return;
+        };
+        if !self.is_within_share(key, &sum_of(&required.pods), &units, &room.units) {
             return;
         }
-        let ends: Option<Vec<i64>> =
-            room.units.iter().map(|at| Some(units[*at].rank.priority).filter(|end| *end != i64::MAX)).collect();
+        let ends: Option<Vec<i64>> = room
+            .units
+            .iter()
+            .map(|at| Some(units[*at].rank.priority).filter(|end| *end != i64::MAX))
+            .collect();
         let latest = ends.map(|ends| ends.into_iter().max());
         let start = latest.map(|end| end.and_then(|end| u64::try_from(end).ok()).map_or(now, Time));
         let leaving: BTreeSet<LeaseId> =
@@ -99,7 +103,9 @@ impl Core {
 
     /// Once these have ended its queues have no more than their share with it. What is borrowed is never held.
     fn is_within_share(&mut self, key: GangKey, asked: &Amounts, units: &[Unit], ending: &[usize]) -> bool {
-        let Some(queue) = self.gangs.gangs.get(&key).map(|gang| gang.spec.queue.clone()) else { return false };
+        let Some(queue) = self.gangs.gangs.get(&key).map(|gang| gang.spec.queue.clone()) else {
+            return false;
+        };
         self.chain(&queue).into_iter().all(|queue| {
             let mut used = self.allocated_of(&queue).clone();
             for unit in ending.iter().map(|at| &units[*at]) {
@@ -137,8 +143,7 @@ impl Core {
         let is_well = |index: NodeIndex| {
             let node = self.cluster.node(index);
             let gpus = node.holds.get(&key).map(|hold| &hold.gpus);
-            node.closed().is_none()
-                && gpus.is_some_and(|gpus| node.healthy_of(gpus) == gpus.len() as u64)
+            node.closed().is_none() && gpus.is_some_and(|gpus| node.healthy_of(gpus) == gpus.len() as u64)
         };
         let mut nodes = self.cluster.held_for(key).peekable();
         nodes.peek().is_some() && nodes.all(is_well)
@@ -154,9 +159,17 @@ impl Core {
             let mask = healthy.filter(|at| node.is_healthy(*at)).fold(0, |mask, at| mask | 1 << at);
             let mut used = InUse::default();
             used.add(&lease.taken.amounts, &lease.taken.ports);
-            let end = self.known_end(lease, now).and_then(|end| i64::try_from(end.0).ok()).unwrap_or(i64::MAX);
+            let end =
+                self.known_end(lease, now).and_then(|end| i64::try_from(end.0).ok()).unwrap_or(i64::MAX);
             let last = (std::cmp::Reverse(gang), std::cmp::Reverse(0));
-            let rank = Rank { class: 0, queue_priority: 0, priority: end, gpus: lease.taken.amounts.gpus, age: 0, last };
+            let rank = Rank {
+                class: 0,
+                queue_priority: 0,
+                priority: end,
+                gpus: lease.taken.amounts.gpus,
+                age: 0,
+                last,
+            };
             Some(Unit {
                 rank,
                 gang,
@@ -198,7 +211,8 @@ impl Core {
     fn length_of(&self, gang: &Gang) -> Option<Millis> {
         let of_gang = self.run_length(gang);
         let pods = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.is_unplaced());
-        let of_pods = pods.map(|(_, pod)| pod.spec.policy.deadline_ms.into_iter().chain(pod.spec.run_for).min());
+        let of_pods =
+            pods.map(|(_, pod)| pod.spec.policy.deadline_ms.into_iter().chain(pod.spec.run_for).min());
         let longest = of_pods.collect::<Option<Vec<Millis>>>().and_then(|lengths| lengths.into_iter().max());
         of_gang.into_iter().chain(longest).min()
     }
@@ -232,7 +246,8 @@ impl Core {
         let all = lifted.iter().copied().chain([key]);
         let nodes: BTreeSet<NodeIndex> = all.flat_map(|key| self.cluster.held_for(key)).collect();
         for index in nodes {
-            let (free, used) = self.cluster.node(index).lifted(|other| other == key || lifted.contains(&other));
+            let (free, used) =
+                self.cluster.node(index).lifted(|other| other == key || lifted.contains(&other));
             overlay.set(index, free, used);
         }
         overlay
@@ -240,7 +255,9 @@ impl Core {
 
     /// True where it sees other room than everybody.
     pub(crate) fn has_own_view(&self, key: GangKey, now: Time) -> bool {
-        self.rooms.contains_key(&key) || self.holds.contains_key(&key) || !self.lifted_for(key, now).is_empty()
+        self.rooms.contains_key(&key)
+            || self.holds.contains_key(&key)
+            || !self.lifted_for(key, now).is_empty()
     }
 
     /// A gang takes these places: holds of less urgent ones that it takes them from are given up, to be made anew.
@@ -315,6 +332,9 @@ impl Core {
         if !matches!(gang.phase, Phase::Queued | Phase::Admitted) {
             return None;
         }
-        self.holds.get(&key).and_then(|hold| hold.start)
+        match self.making_room(key) {
+            Some(Reason::MakingRoom(room)) => room.until,
+            _ => self.holds.get(&key).and_then(|hold| hold.start),
+        }
     }
 }

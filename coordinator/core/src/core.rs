@@ -131,6 +131,9 @@ pub struct Core {
     /// Pods that go, and for whom.
     #[serde(default)]
     pub(crate) victims: BTreeMap<PodUid, GangKey>,
+    /// Somebody may be evicted now who could not be before.
+    #[serde(default)]
+    pub(crate) eviction_news: bool,
     /// When everything stored was known.
     #[serde(default)]
     pub(crate) started_at: Time,
@@ -198,6 +201,7 @@ impl Core {
             rooms: BTreeMap::new(),
             holds: BTreeMap::new(),
             victims: BTreeMap::new(),
+            eviction_news: false,
             started_at: Time(0),
             eviction_memory: EvictionMemory::default(),
             plans_found: Vec::new(),
@@ -307,7 +311,8 @@ impl Core {
     }
 
     fn is_settled(&self) -> bool {
-        let is_quiet = self.touched.is_empty() && self.to_try.is_empty() && !self.quota_freed;
+        let is_quiet =
+            self.touched.is_empty() && self.to_try.is_empty() && !self.quota_freed && !self.eviction_news;
         is_quiet && self.room_seen == self.cluster.room_generation
     }
 

@@ -40,6 +40,7 @@ pub(crate) struct Evictable {
 }
 
 /// What may go for one gang, and what was spared.
+#[derive(Default)]
 pub(crate) struct Victims {
     pub(crate) units: Vec<Unit>,
     pub(crate) spared: Vec<Spared>,
@@ -261,10 +262,10 @@ impl Core {
 
 /// Whether the gang's own queue is under its share with what it asks, which others are above theirs, what budgets and
 /// guarantees leave, and whether the quota has room.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Tally {
     /// Queue of the gang.
-    pub(crate) own: QueueName,
+    pub(crate) own: Option<QueueName>,
     /// Resources that it asks for.
     pub(crate) asked: Vec<ResourceKey>,
     /// What went of each queue so far.
@@ -323,7 +324,7 @@ impl Guard for Tally {
             .budgets
             .iter()
             .all(|(name, count)| self.budgets_left.get(name).is_some_and(|left| left >= count));
-        let by_share = unit.queue == self.own
+        let by_share = Some(&unit.queue) == self.own.as_ref()
             || self.facts.chains.get(&unit.queue).is_some_and(|chain| {
                 chain.iter().all(|queue| self.is_over(queue) && self.keeps_guarantee(queue, unit))
             });

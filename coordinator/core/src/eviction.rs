@@ -10,12 +10,15 @@ use phalanx_common::units::{Millis, Time};
 use crate::amounts::{Amounts, ResourceKey};
 use crate::core::{Core, Timer};
 use crate::evictable::{Evictable, Facts, Tally, Victims, never_evicts, queues_of};
-use crate::gang::{Gang, GangKey};
-use crate::place::PodNeed;
+use crate::gang::{Gang, GangKey, OrderKey};
+use crate::phase::Phase;
+use crate::pass::{ShapeKey, shape_key};
+use crate::place::{Candidate, PodNeed};
 use crate::predicates::{self, Obstacle};
 use crate::reason::{NoEviction, NoEvictionCause, Reason};
 use crate::required::Required;
-use crate::victims::{Guard, NoHelp, Unit, make_room};
+use crate::victims::{Guard, NoHelp, Room, Unit, make_room};
+use crate::why::largest_minimum;
 
 /// Those named in a reason.
 const NAMED: usize = 4;
@@ -30,6 +33,22 @@ pub(crate) type Lack = (QueueName, ResourceKey, u64);
 #[derive(Clone, Default)]
 pub(crate) struct EvictionMemory {
     evictable: Option<Arc<Vec<Evictable>>>,
+    /// Why nobody goes, and when that may change by itself.
+    no_help: BTreeMap<MemoryKey, (Option<NoEviction>, Option<Time>)>,
+}
+
+/// Queue, priority, whether it never evicts, and its shape.
+type MemoryKey = (QueueName, i32, bool, ShapeKey);
+
+/// What a look for room found.
+#[derive(Default)]
+struct Look {
+    victims: Victims,
+    tally: Tally,
+    /// `None` where nobody may go, or may be asked to.
+    room: Option<Result<Room, NoHelp>>,
+    /// Why, where that says anything.
+    cause: Option<NoEvictionCause>,
 }
 
 impl std::fmt::Debug for EvictionMemory {
@@ -74,44 +93,95 @@ impl Core {
             self.timers.insert((at, Timer::Gang(key)));
             return Err(None);
         }
+        let memory_key = self.memory_key(key, required).filter(|_| lacks.is_empty());
+        if let Some((why, next)) = memory_key.as_ref().and_then(|known| self.eviction_memory.no_help.get(known)) {
+            let (why, next) = (why.clone(), *next);
+            self.timers.extend(next.map(|at| (at, Timer::Gang(key))));
+            return Err(why);
+        }
+        let look = self.look_for_room(key, &required.pods, lacks, now);
+        let next = look.victims.next;
+        let why = match look.room {
+            Some(Ok(room)) => {
+                self.begin_room(key, &look.victims.units, &room, now);
+                return Ok(());
+            }
+            Some(Err(help)) => {
+                let mut spared = look.victims.spared.clone();
+                spared.truncate(NAMED);
+                let cause = self.no_help(required, &look.victims.units, &look.tally, help);
+                Some(NoEviction { cause, spared, lower_to: None })
+            }
+            None => look.cause.map(|cause| NoEviction { cause, spared: Vec::new(), lower_to: None }),
+        };
+        let why = why.map(|why| self.with_lower(key, required, lacks, why, now));
+        self.timers.extend(next.map(|at| (at, Timer::Gang(key))));
+        if let Some(memory_key) = memory_key {
+            self.eviction_memory.no_help.insert(memory_key, (why.clone(), next));
+        }
+        Err(why)
+    }
+
+    /// What makes two gangs equal here: what did not help one helps none like it.
+    fn memory_key(&self, key: GangKey, required: &Required) -> Option<MemoryKey> {
+        let gang = self.gangs.gangs.get(&key)?;
+        let priority = self.priority_of(&gang.spec).unwrap_or(0);
+        let never = never_evicts(self, &gang.spec);
+        let has_own_view = self.has_own_view(key, self.now);
+        let shape = shape_key(&self.shape(key), required);
+        (!has_own_view).then(|| (gang.spec.queue.clone(), priority, never, shape))
+    }
+
+    /// The same with the largest minimum for which evictions would make room.
+    fn with_lower(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        lacks: &[Lack],
+        mut why: NoEviction,
+        now: Time,
+    ) -> NoEviction {
+        let may = match why.cause {
+            NoEvictionCause::Fit { .. } | NoEvictionCause::OverShare { .. } => lacks.is_empty(),
+            NoEvictionCause::NonPreempting | NoEvictionCause::Quota | NoEvictionCause::Protected => false,
+        };
+        if may {
+            let all = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
+            why.lower_to = largest_minimum(all, |minimum| {
+                let pods = required.pods.get(..minimum as usize).unwrap_or_default();
+                matches!(self.look_for_room(key, pods, lacks, now).room, Some(Ok(_)))
+            });
+        }
+        why
+    }
+
+    /// Looks for room for these pods of a gang. Changes nothing.
+    fn look_for_room(&mut self, key: GangKey, pods: &[Candidate], lacks: &[Lack], now: Time) -> Look {
         let all = self.all_evictable();
-        let asked = asked(required);
+        let asked = sum_of(pods);
         let over_share = self.over_share(key, &asked);
-        let Some(gang) = self.gangs.gangs.get(&key) else { return Err(None) };
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Look::default() };
         let mut victims = self.victims_for(gang, &all, self.settings.reclaim && over_share.is_none());
         let queue = gang.spec.queue.clone();
         let tally = self.tally(&queue, &victims, &asked, lacks);
         if !victims.units.iter().any(|unit| tally.may_go(unit)) {
             victims.units.clear();
         }
-        let Some(gang) = self.gangs.gangs.get(&key) else { return Err(None) };
-        let no = |cause, spared| Err(Some(NoEviction { cause, spared }));
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Look::default() };
         if victims.units.is_empty() && victims.spared.is_empty() {
-            if !lacks.is_empty() && self.settings.preempt {
-                return no(NoEvictionCause::Quota, Vec::new());
-            }
-            let borrowed = over_share.filter(|_| self.others_could_give(gang, &all));
-            return borrowed.map_or(Err(None), |cause| no(cause, Vec::new()));
+            let cause = if !lacks.is_empty() && self.settings.preempt {
+                Some(NoEvictionCause::Quota)
+            } else {
+                over_share.filter(|_| self.others_could_give(gang, &all))
+            };
+            return Look { victims, tally, room: None, cause };
         }
         if never_evicts(self, &gang.spec) {
-            return no(NoEvictionCause::NonPreempting, Vec::new());
+            return Look { victims, tally, room: None, cause: Some(NoEvictionCause::NonPreempting) };
         }
-        if let Some(at) = victims.next {
-            self.timers.insert((at, Timer::Gang(key)));
-        }
-        let base = self.overlay_for(key, now);
-        let shape = self.shape(key);
-        match make_room(&self.cluster, &base, &victims.units, &tally, &shape, &required.pods) {
-            Ok(room) => {
-                self.begin_room(key, &victims.units, &room, now);
-                Ok(())
-            }
-            Err(help) => {
-                let mut spared = victims.spared.clone();
-                spared.truncate(NAMED);
-                no(self.no_help(required, &victims.units, &tally, help), spared)
-            }
-        }
+        let (base, shape) = (self.overlay_for(key, now), self.shape(key));
+        let room = make_room(&self.cluster, &base, &victims.units, &tally, &shape, pods);
+        Look { victims, tally, room: Some(room), cause: None }
     }
 
     /// Until when agents that have not dialled since the start are waited for.
@@ -171,7 +241,7 @@ impl Core {
         }
         let budgets = self.budgets.iter().map(|(name, budget)| (name.clone(), budget.disruptions_allowed));
         Tally {
-            own: own.clone(),
+            own: Some(own.clone()),
             asked,
             lost: BTreeMap::new(),
             facts: Arc::new(facts),
@@ -222,6 +292,58 @@ impl Core {
         }
     }
 
+    /// A gang that runs has too few pods: others are evicted for those that it lacks, not for any above its minimum. What
+    /// it waits for then.
+    pub(crate) fn evict_for_missing(&mut self, key: GangKey, mut reason: Reason, now: Time) -> Reason {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return reason };
+        if !matches!(gang.phase, Phase::Degraded { round: None, roll_back_at: None, .. }) {
+            return reason;
+        }
+        let tally = self.gangs.tally(&gang.spec.name);
+        let missing = gang.spec.min_member.max(1).saturating_sub(tally.live + tally.succeeded);
+        let mut pods = self.candidates(gang);
+        pods.truncate(missing as usize);
+        if pods.is_empty() || pods.len() < missing as usize {
+            return reason;
+        }
+        let required = Required { pods, minimum: missing, all: tally.all };
+        match self.evict_for(key, &required, &[], now) {
+            Ok(()) => self.making_room(key).unwrap_or(reason),
+            Err(why) => {
+                if let Reason::NoRoom(room) = &mut reason {
+                    room.eviction = why.map(Box::new);
+                }
+                reason
+            }
+        }
+    }
+
+    /// Tries those again for which somebody may be evicted now: what is more urgent than the least urgent that runs in
+    /// its queue, and all of queues that may take back their share.
+    pub(crate) fn wake_those_who_evict(&mut self) {
+        if !self.settings.preempt && !self.settings.reclaim {
+            return;
+        }
+        let mut lowest: BTreeMap<&QueueName, i32> = BTreeMap::new();
+        for gang in self.gangs.gangs.values() {
+            if matches!(gang.phase, Phase::Running { .. } | Phase::Degraded { .. }) {
+                let priority = self.priority_of(&gang.spec).unwrap_or(0);
+                let known = lowest.entry(&gang.spec.queue).or_insert(priority);
+                *known = priority.min(*known);
+            }
+        }
+        let wakes = self.waiting.iter().filter(|(_, key)| {
+            self.gangs.gangs.get(key).is_some_and(|gang| {
+                let priority = self.priority_of(&gang.spec).unwrap_or(0);
+                let preempts = lowest.get(&gang.spec.queue).is_some_and(|lowest| *lowest < priority);
+                let reclaims = lowest.keys().any(|queue| **queue != gang.spec.queue);
+                self.settings.preempt && preempts || self.settings.reclaim && reclaims
+            })
+        });
+        let wakes: Vec<OrderKey> = wakes.map(|(order, _)| *order).collect();
+        self.to_try.extend(wakes);
+    }
+
     /// True where what may be evicted for the gang would give its quota the room that it lacks, though its pods do not
     /// exist yet.
     pub(crate) fn could_free_quota(&mut self, key: GangKey, asked: &Amounts, lacks: &[Lack]) -> bool {
@@ -243,13 +365,7 @@ impl Core {
         tally.has_quota()
     }
 
-    fn no_help(
-        &self,
-        required: &Required,
-        units: &[Unit],
-        tally: &Tally,
-        help: NoHelp,
-    ) -> NoEvictionCause {
+    fn no_help(&self, required: &Required, units: &[Unit], tally: &Tally, help: NoHelp) -> NoEvictionCause {
         let fit = match help {
             NoHelp::Quota => return NoEvictionCause::Quota,
             NoHelp::Fit(_) if units.is_empty() => return NoEvictionCause::Protected,
@@ -286,8 +402,8 @@ fn why_not(node: &crate::cluster::Node, need: &PodNeed) -> Option<Arc<str>> {
 }
 
 /// What all these pods ask for together.
-pub(crate) fn asked(required: &Required) -> Amounts {
+pub(crate) fn sum_of(pods: &[Candidate]) -> Amounts {
     let mut asked = Amounts::default();
-    required.pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts));
+    pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts));
     asked
 }

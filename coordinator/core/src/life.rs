@@ -21,6 +21,8 @@ impl Core {
         let (before, after) = (gang.phase.kind(), phase.kind());
         gang.phase = phase;
         gang.note_phase(after, self.now);
+        // What runs now may be evicted.
+        self.eviction_news |= before != after && after == PhaseKind::Running;
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
             self.charge_admission(key, Amounts::default());

@@ -55,6 +55,8 @@ pub(crate) struct Victim {
     asked: u32,
     /// When it must be gone, once it was asked.
     gone_by: Option<Time>,
+    /// It was told that it will be asked.
+    is_noticed: bool,
     cause: Arc<str>,
 }
 
@@ -89,6 +91,7 @@ impl Core {
                     ask_at: now + grace,
                     asked: 0,
                     gone_by: None,
+                    is_noticed: false,
                     cause: cause.clone(),
                 };
                 victims.insert(uid.clone(), victim);
@@ -182,12 +185,13 @@ impl Core {
         match self.gangs.gangs.get(&key) {
             Some(gang) if gang.deleted => return self.drop_room(key, "its PodGroup is gone", now, actions),
             Some(gang) => match gang.phase.kind() {
-                PhaseKind::Running | PhaseKind::Degraded => return self.end_room(key, actions),
+                PhaseKind::Running => return self.end_room(key, actions),
                 PhaseKind::Finished | PhaseKind::Evicting => {
                     return self.drop_room(key, "it has ended", now, actions);
                 }
                 PhaseKind::Queued
                 | PhaseKind::Admitted
+                | PhaseKind::Degraded
                 | PhaseKind::Reserving
                 | PhaseKind::Committing
                 | PhaseKind::Arming
@@ -290,6 +294,7 @@ impl Core {
         for uid in due {
             self.ask_to_go(key, &uid, now, actions);
         }
+        self.give_notice(key, now, actions);
         let Some(room) = self.rooms.get(&key) else { return };
         let times = room.victims.values().flat_map(|victim| [Some(victim.ask_at), victim.gone_by]);
         let next = times.flatten().filter(|at| *at > now).min();
@@ -297,13 +302,27 @@ impl Core {
         if let Some(next) = next {
             self.timers.insert((next, Timer::Gang(key)));
         }
-        let waits = self
-            .gangs
-            .gangs
-            .get(&key)
-            .is_some_and(|gang| matches!(gang.phase, Phase::Queued | Phase::Admitted));
+        let waits = self.gangs.gangs.get(&key).is_some_and(|gang| {
+            matches!(gang.phase, Phase::Queued | Phase::Admitted | Phase::Degraded { round: None, .. })
+        });
         if is_free && waits {
             self.set_waiting(key, true);
+        }
+    }
+
+    /// Tells those that get time for a checkpoint when they will be asked to go.
+    fn give_notice(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(room) = self.rooms.get_mut(&key) else { return };
+        let mut notices = Vec::new();
+        for (uid, victim) in &mut room.victims {
+            if victim.asked == 0 && victim.ask_at > now && !victim.is_noticed {
+                victim.is_noticed = true;
+                let (name, cause) = (victim.name.clone(), victim.cause.clone());
+                notices.push(Command::AnnounceEviction { pod: uid.clone(), name, at: victim.ask_at, cause });
+            }
+        }
+        for notice in notices {
+            self.emit(notice, actions);
         }
     }
 
@@ -477,6 +496,7 @@ impl Core {
                 ask_at: now,
                 asked: 0,
                 gone_by: None,
+                is_noticed: false,
                 cause: cause.clone(),
             };
             if !self.is_victim_gone(&planned.pod, &victim) {

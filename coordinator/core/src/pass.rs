@@ -25,7 +25,7 @@ const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
 
 /// What makes two gangs equal for placing: a shape that did not fit once does not fit again in the
 /// same pass, in which room only shrinks.
-type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32);
+pub(crate) type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32);
 
 /// Shapes that failed in this pass, and why; true where they can never fit.
 type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
@@ -54,7 +54,10 @@ impl Core {
         if self.cluster.room_generation != self.room_seen || self.quota_freed {
             self.quota_freed = false;
             self.wake_all();
+        } else if self.eviction_news {
+            self.wake_those_who_evict();
         }
+        self.eviction_news = false;
         self.forget_evictable();
         let mut failed = Failed::new();
         while let Some(order) = self.to_try.pop_first() {
@@ -228,6 +231,7 @@ impl Core {
             Err(why) => {
                 self.consider_hold(key, required, now);
                 if let Reason::NoRoom(room) = &mut reason {
+                    room.lower_to = room.lower_to.max(why.as_ref().and_then(|why| why.lower_to));
                     room.eviction = why.map(Box::new);
                 }
                 (reason, false)
@@ -286,7 +290,7 @@ impl Core {
             self.timers.insert((gang.not_before, Timer::Gang(key)));
             return;
         }
-        let mut more = self.place_more(key, failed);
+        let mut more = self.place_more(key, failed, now);
         let is_new = !gang.was_whole && gang.phase.cut_short().is_none();
         let placed: Vec<PodUid> = more.placed.iter().map(|place| place.pod.clone()).collect();
         if is_new && !self.has_minimum(key, &placed) {
@@ -307,7 +311,7 @@ impl Core {
             Some(Held::ByRoom(one, shortfall)) => {
                 let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
                 failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
-                Some(reason)
+                Some(if never { reason } else { self.evict_for_missing(key, reason, now) })
             }
             None => None,
         };
@@ -319,13 +323,13 @@ impl Core {
     }
 
     /// Plans single pods of a gang that runs.
-    fn place_more(&self, key: GangKey, failed: &Failed) -> More {
+    fn place_more(&self, key: GangKey, failed: &Failed, now: Time) -> More {
         let shape = self.shape(key);
         let mut more = More { placed: Vec::new(), waiting: 0, first: None, shape };
         let Some(gang) = self.gangs.gangs.get(&key) else { return more };
         let mut asked = Amounts::default();
         let gone = Gone::from([(gang.spec.queue.clone(), gang.charge.clone())]);
-        let mut overlay = Overlay::default();
+        let mut overlay = self.overlay_for(key, now);
         let mut too_large: Vec<(Arc<str>, Arc<PodNeed>)> = Vec::new();
         for candidate in self.candidates(gang) {
             let need = candidate.need.clone();
@@ -389,7 +393,7 @@ impl Core {
     }
 }
 
-fn shape_key(shape: &GangShape, required: &Required) -> ShapeKey {
+pub(crate) fn shape_key(shape: &GangShape, required: &Required) -> ShapeKey {
     let pods = required.pods.iter().map(|candidate| (candidate.task.clone(), candidate.need.clone()));
     (shape.mixed_models, pods.collect(), shape.pinned.clone(), required.minimum, required.all)
 }

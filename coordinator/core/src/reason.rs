@@ -295,7 +295,7 @@ impl Reason {
 }
 
 /// A time as people read it: `2026-11-30T04:00:00Z`.
-fn clock(time: Time) -> String {
+pub(crate) fn clock(time: Time) -> String {
     let seconds = i64::try_from(time.0 / 1000).ok();
     let stamp = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     stamp.unwrap_or(jiff::Timestamp::MAX).to_string()

@@ -66,6 +66,8 @@ pub struct NoEviction {
     pub cause: NoEvictionCause,
     /// Who could have gone and is protected; at most 4.
     pub spared: Vec<Spared>,
+    /// The largest minimum for which evictions would make room, where there is one.
+    pub lower_to: Option<u32>,
 }
 
 /// What stands against it.
@@ -174,8 +176,7 @@ impl fmt::Display for NoEviction {
                 format_amount(resource, *deserved)
             )?,
             NoEvictionCause::Quota => {
-                formatter
-                    .write_str("none of what uses it may be evicted for this gang")?;
+                formatter.write_str("none of what uses it may be evicted for this gang")?;
             }
             NoEvictionCause::Protected => formatter.write_str("preemption does not help yet")?,
             NoEvictionCause::Fit { fit, minimum, best, asked, kept_from } => {

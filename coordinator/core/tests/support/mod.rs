@@ -275,6 +275,9 @@ impl World {
                 format!("write-plan {} evicts {}", plan.gang.name, victims.join(","))
             }
             Command::WritePlan(plan) => format!("write-plan {} of {} pods", plan.gang.name, plan.pods.len()),
+            Command::AnnounceEviction { name, at, cause, .. } => {
+                format!("announce eviction of {} at {}: {cause}", name.name, at.0 / 1000)
+            }
             Command::RecordPromise { gang, expected, started, .. } => {
                 let started = started.map_or("no".to_owned(), |at| (at.0 / 1000).to_string());
                 format!("promised {}: expected {}, started {started}", gang.name, expected.0 / 1000)
@@ -385,7 +388,7 @@ impl World {
                 self.statuses.insert(gang, *status);
             }
             Command::SetQueueStatus { .. } => self.apply(done(Outcome::Done)),
-            Command::Warn { .. } | Command::RecordPromise { .. } => {}
+            Command::Warn { .. } | Command::RecordPromise { .. } | Command::AnnounceEviction { .. } => {}
         }
     }
 
