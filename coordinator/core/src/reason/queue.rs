@@ -117,6 +117,17 @@ impl QueueHeld {
         )
     }
 
+    /// What is to be given back where others' guarantees leave too little.
+    pub(super) fn lack_of_guarantee(&self) -> Option<(Arc<str>, u64)> {
+        match self {
+            Self::Guaranteed { resource, capacity, used, kept, asked, .. } => {
+                let needed = used.saturating_add(*kept).saturating_add(*asked);
+                Some((resource.clone(), needed.saturating_sub(*capacity)))
+            }
+            _ => None,
+        }
+    }
+
     /// It passes when others give back what they have.
     pub(super) const fn is_for_a_while(&self) -> bool {
         matches!(
