@@ -18,7 +18,7 @@ use crate::cluster::{Cluster, NodeIndex};
 use crate::event::{DisruptionBudget, Event};
 use crate::eviction::EvictionMemory;
 use crate::foreign::ForeignPlan;
-use crate::gang::{GangKey, Gangs, OrderKey};
+use crate::gang::{GangKey, Gangs};
 use crate::lease::Leases;
 use crate::making_room::RoomPlan;
 use crate::others::Others;
@@ -112,11 +112,6 @@ pub struct Core {
     /// Gangs whose facts changed.
     pub(crate) touched: BTreeSet<GangKey>,
     pub(crate) touched_queues: BTreeSet<QueueName>,
-    /// Gangs that wait for a place, or for a place for more pods.
-    #[serde(with = "crate::pairs")]
-    pub(crate) waiting: BTreeMap<OrderKey, GangKey>,
-    /// Those of them to be tried in the next pass.
-    pub(crate) to_try: BTreeSet<OrderKey>,
     /// Plans of earlier leaders that were seen since.
     pub(crate) foreign: BTreeMap<GangKey, ForeignPlan>,
     /// Pods of leases that nobody here knows, while a write to them is on its way and they are not known to be gone.
@@ -194,8 +189,6 @@ impl Core {
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
             touched_queues: BTreeSet::new(),
-            waiting: BTreeMap::new(),
-            to_try: BTreeSet::new(),
             foreign: BTreeMap::new(),
             strangers_fenced: BTreeMap::new(),
             rooms: BTreeMap::new(),
@@ -307,12 +300,15 @@ impl Core {
         if !self.is_settled() {
             self.timers.insert((now + Millis(1), Timer::Rest));
         }
+        self.tell_problems(actions);
         self.write_queue_status(actions);
     }
 
     fn is_settled(&self) -> bool {
-        let is_quiet =
-            self.touched.is_empty() && self.to_try.is_empty() && !self.quota_freed && !self.eviction_news;
+        let is_quiet = self.touched.is_empty()
+            && self.queues.to_try.is_empty()
+            && !self.quota_freed
+            && !self.eviction_news;
         is_quiet && self.room_seen == self.cluster.room_generation
     }
 

@@ -180,6 +180,32 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// It waits until a queue has more, or for its turn there.
+    pub(crate) fn is_for_quota(&self) -> bool {
+        match self {
+            Self::QuotaUsed { .. } => true,
+            Self::Queue(held) => held.is_for_a_while(),
+            _ => false,
+        }
+    }
+
+    /// It waits until others leave nodes, or nodes open.
+    pub(crate) const fn is_for_room(&self) -> bool {
+        matches!(self, Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. })
+    }
+
+    /// It can never run unless its object, its queue or the nodes change.
+    pub(crate) fn is_lasting(&self) -> bool {
+        match self {
+            Self::NoSuchQueue { .. }
+            | Self::NoSuchPriorityClass { .. }
+            | Self::AboveCapability { .. }
+            | Self::LargerThanAllNodes { .. } => true,
+            Self::Queue(held) => held.is_lasting(),
+            _ => self.is_of_the_nodes(),
+        }
+    }
+
     /// True where the nodes that there are could not take it if they were empty.
     pub(crate) fn is_of_the_nodes(&self) -> bool {
         if let Self::Preempted(preempted) = self {

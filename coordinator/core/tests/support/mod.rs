@@ -917,7 +917,7 @@ impl World {
                 self.out = explanation.lines.join("\n") + "\n";
             }
             "evictions" => self.out = format!("{}\n", self.evictions),
-            other => panic!("unknown command {other}"),
+            other => assert!(self.policy_command(&words), "unknown command {other}"),
         }
         std::mem::take(&mut self.out)
     }
