@@ -71,7 +71,7 @@ impl Core {
         let of_queue =
             |other: &&GangKey| self.gangs.gangs.get(other).is_some_and(|other| other.spec.queue == queue);
         if let Some(other) = self.holds.keys().find(of_queue).copied() {
-            let is_before = self.gangs.gangs.get(&other).is_some_and(|other| other.order <= order);
+            let is_before = self.gangs.gangs.get(&other).is_some_and(|other| !order.precedes(&other.order));
             if is_before {
                 return;
             }
@@ -176,7 +176,7 @@ impl Core {
                 pods: vec![(lease.pod().clone(), lease.taken.lease)],
                 parts: vec![Part { node: lease.node, mask: mask & !node.held_mask(), used }],
                 queue: self.gangs.gangs.get(&gang)?.spec.queue.clone(),
-                amounts: if lease.charged { lease.taken.amounts.clone() } else { Amounts::default() },
+                amounts: if lease.charged { lease.taken.amounts.of_pod() } else { Amounts::default() },
                 budgets: Vec::new(),
                 after: Vec::new(),
             })

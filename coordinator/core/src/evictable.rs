@@ -175,7 +175,7 @@ impl Core {
             let mut used = InUse::default();
             used.add(&lease.taken.amounts, &lease.taken.ports);
             unit.parts.push(Part { node: lease.node, mask: mask & !node.held_mask(), used });
-            unit.amounts.add(&lease.taken.amounts);
+            unit.amounts.add(&lease.taken.amounts.of_pod());
             unit.pods.push(((*uid).clone(), lease.taken.lease));
             let started = pod.spec.policy.started.unwrap_or(pod.spec.policy.created);
             unit.rank.age = unit.rank.age.max(-i64::try_from(started.0).unwrap_or(i64::MAX));

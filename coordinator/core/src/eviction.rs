@@ -18,7 +18,6 @@ use crate::predicates::{self, Obstacle};
 use crate::queues::ROOT;
 use crate::reason::{NoEviction, NoEvictionCause, Reason};
 use crate::required::Required;
-use crate::turn::OrderKey;
 use crate::victims::{Guard, NoHelp, Room, Unit, make_room};
 use crate::why::largest_minimum;
 
@@ -171,16 +170,17 @@ impl Core {
         if !victims.units.iter().any(|unit| tally.may_go(unit)) {
             victims.units.clear();
         }
-        let Some(gang) = self.gangs.gangs.get(&key) else { return Look::default() };
         if victims.units.is_empty() && victims.spared.is_empty() {
-            let cause = if !lacks.is_empty() && self.settings.preempt {
-                Some(NoEvictionCause::Quota)
-            } else {
+            let Some(gang) = self.gangs.gangs.get(&key) else { return Look::default() };
+            let cause = if lacks.is_empty() {
                 over_share.filter(|_| self.others_could_give(gang, &all))
+            } else {
+                self.is_used_by_more_urgent(gang, &all).then_some(NoEvictionCause::Quota)
             };
             return Look { victims, tally, room: None, cause };
         }
-        if never_evicts(self, &gang.spec) {
+        let gang = self.gangs.gangs.get(&key);
+        if gang.is_some_and(|gang| never_evicts(self, &gang.spec)) {
             return Look { victims, tally, room: None, cause: Some(NoEvictionCause::NonPreempting) };
         }
         let (base, shape) = (self.overlay_for(key, now), self.shape(key));
@@ -221,6 +221,12 @@ impl Core {
         self.settings.reclaim && all.iter().any(is_other)
     }
 
+    /// What is more urgent than the gang runs in its queue.
+    fn is_used_by_more_urgent(&self, gang: &Gang, all: &[Evictable]) -> bool {
+        let priority = self.priority_of(&gang.spec).unwrap_or(0);
+        all.iter().any(|other| other.queue == gang.spec.queue && other.priority > priority)
+    }
+
     fn tally(&mut self, own: &QueueName, victims: &Victims, asked: &Amounts, lacks: &[Lack]) -> Tally {
         let own_chain = self.chain(own);
         let asked: Vec<ResourceKey> = asked.keys().collect();
@@ -241,7 +247,8 @@ impl Core {
                 facts.guarantee.insert(name.clone(), guarantee);
             }
             facts.chains.insert(queue.clone(), below_common);
-            facts.above.insert(queue, above);
+            let all = above.into_iter().chain([QueueName::from(ROOT)]);
+            facts.above.insert(queue, all.collect());
         }
         let budgets = self.budgets.iter().map(|(name, budget)| (name.clone(), budget.disruptions_allowed));
         Tally {
@@ -263,7 +270,22 @@ impl Core {
             used.subtract(&gang.charge);
             queue.lacks(&used, asked).into_iter().map(move |(key, short)| (name.clone(), key, short))
         });
-        lacks.collect()
+        let mut lacks: Vec<Lack> = lacks.collect();
+        lacks.extend(self.guarantee_lacks(&gang.spec.queue, asked));
+        lacks
+    }
+
+    /// What of the cluster is lacking because the rest is set aside for others: it is given back by whoever goes.
+    fn guarantee_lacks(&self, queue: &QueueName, asked: &Amounts) -> Vec<Lack> {
+        let root = QueueName::from(ROOT);
+        let kept = self.queues.guaranteed_to_others(queue);
+        let used = self.allocated_of(&root);
+        let short = |key: ResourceKey| {
+            let sum = kept.get(key).saturating_add(used.get(key)).saturating_add(asked.get(key));
+            let short = sum.saturating_sub(self.queues.capacity.get(key));
+            (asked.get(key) > 0 && short > 0).then(|| (root.clone(), key, short))
+        };
+        kept.keys().filter_map(short).collect()
     }
 
     /// The gang's quota has no room. Others give it back where they may be evicted for the gang; one whose pods do not
@@ -328,52 +350,25 @@ impl Core {
         if !self.settings.preempt && !self.settings.reclaim {
             return;
         }
-        let mut lowest: BTreeMap<&QueueName, i32> = BTreeMap::new();
+        let mut lowest: BTreeMap<QueueName, i32> = BTreeMap::new();
         for gang in self.gangs.gangs.values() {
             if matches!(gang.phase, Phase::Running { .. } | Phase::Degraded { .. }) {
                 let priority = self.priority_of(&gang.spec).unwrap_or(0);
-                let known = lowest.entry(&gang.spec.queue).or_insert(priority);
+                let known = lowest.entry(gang.spec.queue.clone()).or_insert(priority);
                 *known = priority.min(*known);
             }
         }
-        let wakes = |queue: &QueueName, key: &GangKey| {
-            self.gangs.gangs.get(key).is_some_and(|gang| {
-                let priority = self.priority_of(&gang.spec).unwrap_or(0);
-                let preempts = lowest.get(queue).is_some_and(|lowest| *lowest < priority);
-                let reclaims = lowest.keys().any(|other| *other != queue);
-                self.settings.preempt && preempts || self.settings.reclaim && reclaims
-            })
-        };
-        let mut woken: Vec<(QueueName, Vec<OrderKey>)> = Vec::new();
+        let mut to_try = Vec::new();
         for (name, queue) in &self.queues.queues {
-            let orders = queue.waiting.iter().filter(|(_, key)| wakes(name, key)).map(|(order, _)| *order);
-            woken.push((name.clone(), orders.collect()));
+            let reclaims = self.settings.reclaim && lowest.keys().any(|other| other != name);
+            let lowest = lowest.get(name).filter(|_| self.settings.preempt);
+            let wakes = queue.waiting.iter().filter(|(order, _)| {
+                !order.is_surplus && (reclaims || lowest.is_some_and(|lowest| *lowest < order.priority.0))
+            });
+            to_try.extend(wakes.map(|(_, key)| *key));
         }
-        for (queue, orders) in woken {
-            self.queues.wake(&queue, orders);
-        }
-    }
-
-    /// What is guaranteed to others leaves no room for the gang. Others of what is left give it back where they may be
-    /// evicted for it; else it waits for the reason that was found.
-    pub(crate) fn evict_for_guarantee(
-        &mut self,
-        key: GangKey,
-        required: &Required,
-        reason: Reason,
-        now: Time,
-    ) -> Reason {
-        if self.rooms.contains_key(&key) {
-            return self.making_room(key).unwrap_or(reason);
-        }
-        let lack = reason.lack_of_guarantee();
-        let lack = lack.and_then(|(resource, short)| {
-            Some((QueueName::from(ROOT), self.cluster.resources.find(&resource)?, short))
-        });
-        let Some(lack) = lack else { return reason };
-        match self.evict_for(key, required, &[lack], now) {
-            Ok(()) => self.making_room(key).unwrap_or(reason),
-            Err(_) => reason,
+        for key in to_try {
+            self.set_waiting(key, true);
         }
     }
 
@@ -437,6 +432,6 @@ fn why_not(node: &crate::cluster::Node, need: &PodNeed) -> Option<Arc<str>> {
 /// What all these pods ask for together.
 pub(crate) fn sum_of(pods: &[Candidate]) -> Amounts {
     let mut asked = Amounts::default();
-    pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts));
+    pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts.of_pod()));
     asked
 }

@@ -22,11 +22,11 @@ impl Core {
         gang.phase = phase;
         gang.note_phase(after, self.now);
         let order = gang.order.in_phase(after);
+        // What runs now may be evicted.
+        self.eviction_news |= before != after && after == PhaseKind::Running;
         self.move_order(key, order);
         if after == PhaseKind::Running && before != after {
             self.note_size(key);
-            // What runs now may be evicted.
-            self.eviction_news = true;
         }
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
@@ -215,10 +215,7 @@ impl Core {
     fn wait_degraded(&mut self, key: GangKey, tally: Tally) {
         let deleted = self.gangs.gangs.get(&key).is_none_or(|gang| gang.deleted);
         if matches!(gang_kind(self, key), Some(PhaseKind::Running)) {
-            let cause = match self.gangs.gangs.get(&key).filter(|gang| gang.is_minimum_raised()) {
-                Some(_) => Arc::from("its minimum was raised, and what it needs more is not there yet"),
-                None => Self::degraded_cause(tally.all - tally.live - tally.succeeded),
-            };
+            let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
             self.set_phase(key, Phase::Degraded { cause, round: None, roll_back_at: None });
         }
         self.set_waiting(key, tally.unplaced > 0 && !deleted);

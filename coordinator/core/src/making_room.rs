@@ -169,7 +169,7 @@ impl Core {
         let mut going = Gone::new();
         for lease in leases.filter(|lease| lease.charged) {
             if let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get(&key)) {
-                going.entry(gang.spec.queue.clone()).or_default().add(&lease.taken.amounts);
+                going.entry(gang.spec.queue.clone()).or_default().add(&lease.taken.amounts.of_pod());
             }
         }
         going

@@ -13,6 +13,7 @@ use crate::action::Action;
 use crate::amounts::Amounts;
 use crate::class::ModelId;
 use crate::core::{Core, Timer};
+use crate::eviction::Lack;
 use crate::gang::{Gang, GangKey};
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
@@ -63,7 +64,6 @@ impl Core {
             self.wake_those_who_evict();
         }
         self.eviction_news = false;
-        self.forget_evictable();
         if !self.queues.to_try.is_empty() {
             self.try_in_turn(now, actions);
         }
@@ -73,6 +73,7 @@ impl Core {
     /// What queues are entitled to stays what it is for the whole pass; what they have of it is that of each moment.
     fn try_in_turn(&mut self, now: Time, actions: &mut Vec<Action>) {
         self.refresh_shares();
+        self.forget_evictable();
         self.queues.wake_strict();
         let (mut failed, mut strict) = (Failed::new(), Strict::default());
         let mut turns = Turns::new(self);
@@ -223,8 +224,10 @@ impl Core {
             return self.making_room(key).map_or(Ok(()), |reason| Err(admitted(reason)));
         }
         let placed = match self.check_guarantee(key, &required) {
-            Some((reason, true)) => Err((reason, true)),
-            Some((reason, false)) => Err((self.evict_for_guarantee(key, &required, reason, now), false)),
+            Some((reason, never)) => {
+                let lacks = self.lacks(key, &charge);
+                Err(self.evict_or(key, &required, &lacks, (reason, never), now))
+            }
             None => self.place_minimum(key, &required, failed, now),
         };
         match placed {
@@ -262,7 +265,7 @@ impl Core {
         let shape_key = shape_key(&shape, required);
         let has_own_view = self.has_own_view(key, now);
         if let Some((reason, never)) = failed.get(&shape_key).filter(|_| !has_own_view).cloned() {
-            return Err(self.evict_or(key, required, reason, never, now));
+            return Err(self.evict_or(key, required, &[], (reason, never), now));
         }
         match place(&self.cluster, &mut self.overlay_for(key, now), &shape, &required.pods) {
             Ok(placed) => {
@@ -277,7 +280,7 @@ impl Core {
                 if !has_own_view {
                     failed.insert(shape_key, (reason.clone(), never));
                 }
-                Err(self.evict_or(key, required, reason, never, now))
+                Err(self.evict_or(key, required, &[], (reason, never), now))
             }
         }
     }
@@ -288,15 +291,15 @@ impl Core {
         &mut self,
         key: GangKey,
         required: &Required,
-        mut reason: Reason,
-        never: bool,
+        lacks: &[Lack],
+        (mut reason, never): (Reason, bool),
         now: Time,
     ) -> (Reason, bool) {
         if never {
             return (reason, true);
         }
         self.note_room_failed(key, &reason);
-        match self.evict_for(key, required, &[], now) {
+        match self.evict_for(key, required, lacks, now) {
             Ok(()) => (self.making_room(key).unwrap_or(reason), false),
             Err(why) => {
                 self.consider_hold(key, required, now);
@@ -371,7 +374,7 @@ impl Core {
             // any start.
             more.waiting += u32::try_from(placed.len()).unwrap_or(u32::MAX);
             more.placed.clear();
-            if let Some(rest) = self.rest_that_does_not_fit(key, &more.shape) {
+            if let Some(rest) = self.rest_that_does_not_fit(key, &more.shape, now) {
                 more.first = Some(rest);
             }
         }
@@ -398,13 +401,13 @@ impl Core {
     }
 
     /// Of a gang whose rest comes together: what of it finds no room.
-    fn rest_that_does_not_fit(&self, key: GangKey, shape: &GangShape) -> Option<Held> {
+    fn rest_that_does_not_fit(&self, key: GangKey, shape: &GangShape, now: Time) -> Option<Held> {
         let gang = self.gangs.gangs.get(&key)?;
         let tally = self.gangs.tally(&gang.spec.name);
         let minimum = gang.spec.min_member.saturating_sub(tally.live + tally.succeeded);
         let mut pods = self.candidates(gang);
         pods.truncate(usize::try_from(minimum).unwrap_or(usize::MAX));
-        let shortfall = place(&self.cluster, &mut Overlay::default(), shape, &pods).err()?;
+        let shortfall = place(&self.cluster, &mut self.overlay_for(key, now), shape, &pods).err()?;
         Some(Held::ByRoom(Required { pods, minimum, all: minimum }, shortfall))
     }
 

@@ -205,14 +205,6 @@ impl Reason {
         self
     }
 
-    /// What is to be given back for it, where others' guarantees leave it too little.
-    pub(crate) fn lack_of_guarantee(&self) -> Option<(Arc<str>, u64)> {
-        match self {
-            Self::Queue(held) => held.lack_of_guarantee(),
-            _ => None,
-        }
-    }
-
     /// It can never run unless its object, its queue or the nodes change.
     pub(crate) fn is_lasting(&self) -> bool {
         match self {

@@ -246,7 +246,8 @@ impl Core {
         };
         Some(gang).filter(waits)?;
         let others = self.gangs.gangs.values().filter(waits);
-        let before = others.filter(|other| other.spec.queue == gang.spec.queue && other.order < gang.order);
+        let before =
+            others.filter(|other| other.spec.queue == gang.spec.queue && other.order.precedes(&gang.order));
         Some(u32::try_from(before.count()).unwrap_or(u32::MAX).saturating_add(1))
     }
 

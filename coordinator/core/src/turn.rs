@@ -192,14 +192,6 @@ impl Queues {
         self.woken += u64::from(waited && was_to_try);
     }
 
-    /// Such gangs of a queue are tried in the next pass.
-    pub(crate) fn wake(&mut self, queue: &QueueName, orders: Vec<OrderKey>) {
-        let Some(entry) = self.queues.get_mut(queue).filter(|_| !orders.is_empty()) else { return };
-        entry.to_try.extend(orders);
-        self.to_try.insert(queue.clone());
-        self.woken += 1;
-    }
-
     /// Takes the first gang to be tried of a queue.
     pub(crate) fn take_first(&mut self, queue: &QueueName) -> Option<GangKey> {
         let entry = self.queues.get_mut(queue)?;

@@ -176,7 +176,7 @@ impl fmt::Display for NoEviction {
                 format_amount(resource, *deserved)
             )?,
             NoEvictionCause::Quota => {
-                formatter.write_str("none of what uses it may be evicted for this gang")?;
+                formatter.write_str("it is used by higher priority")?;
             }
             NoEvictionCause::Protected => formatter.write_str("preemption does not help yet")?,
             NoEvictionCause::Fit { fit, minimum, best, asked, kept_from } => {

@@ -117,17 +117,6 @@ impl QueueHeld {
         )
     }
 
-    /// What is to be given back where others' guarantees leave too little.
-    pub(super) fn lack_of_guarantee(&self) -> Option<(Arc<str>, u64)> {
-        match self {
-            Self::Guaranteed { resource, capacity, used, kept, asked, .. } => {
-                let needed = used.saturating_add(*kept).saturating_add(*asked);
-                Some((resource.clone(), needed.saturating_sub(*capacity)))
-            }
-            _ => None,
-        }
-    }
-
     /// It passes when others give back what they have.
     pub(super) const fn is_for_a_while(&self) -> bool {
         matches!(
@@ -264,6 +253,18 @@ impl fmt::Display for QueueHeld {
             Self::NotAllowed { queue, namespace, allowed } => {
                 let allowed = if allowed.is_empty() { "none".to_owned() } else { list(allowed.iter()) };
                 write!(formatter, "namespace {namespace} may not use queue {queue}; allowed: {allowed}")
+            }
+            Self::Guaranteed { queue, resource, capacity, kept, owners, asked, never: true, .. } => {
+                let amount = |amount: &u64| format_amount(resource, *amount);
+                write!(
+                    formatter,
+                    "queue {queue}: {resource}: all nodes have {}, guaranteed to {} {}, the gang's minimum asks {}: it \
+                     can never run there",
+                    amount(capacity),
+                    list(owners.iter()),
+                    amount(kept),
+                    amount(asked)
+                )
             }
             Self::Guaranteed { queue, resource, capacity, used, kept, owners, asked, .. } => {
                 let amount = |amount: &u64| format_amount(resource, *amount);

@@ -13,8 +13,10 @@ use phalanx_common::gang::{FewerAfter, GangGroup, GangPolicy, Grace, PodPhase, P
 use phalanx_common::ids::PodUid;
 use phalanx_common::queue::{Dequeue, QueuePolicySpec, QueueSpec};
 use phalanx_common::units::{Millis, Time};
+use phalanx_core::event::Event;
+
 use phalanx_core::Settings;
-use phalanx_core::event::{DisruptionBudget, Event};
+use phalanx_core::event::DisruptionBudget;
 
 use super::{Words, World, resource};
 
@@ -95,66 +97,6 @@ pub fn of_pod(words: &Words<'_>, task: &str, now: Time) -> PodPolicy {
         deadline_ms: seconds(words, "deadline"),
         leads: matches!(task, "master" | "launcher"),
         ..PodPolicy::default()
-    }
-}
-
-impl World {
-    /// Commands of the policy; false for one that is none of them.
-    pub(super) fn policy_command(&mut self, words: &Words<'_>) -> bool {
-        match words.plain[0] {
-            "many" => {
-                let count: u32 = words.plain[2].parse().unwrap();
-                for at in 0..count {
-                    let (gang, shape) = (format!("{}-{at}", words.plain[1]), format!("1x{}", words.plain[3]));
-                    let plain = vec!["gang", &gang, &shape];
-                    self.make_gang(&Words { plain, options: words.options.clone() });
-                }
-            }
-            "fail" => {
-                let uid = self.uid(words.plain[1]);
-                self.touch(&uid);
-                self.pods.get_mut(&uid).unwrap().phase = PodPhase::Failed;
-                self.apply_stored(&uid);
-            }
-            "queues" => self.print_queues(),
-            "set-minimum" => {
-                // The same PodGroup with another minimum.
-                let spec = self.gangs.get_mut(&super::name(words.plain[1])).unwrap();
-                spec.min_member = u32::try_from(words.number("min", 1)).unwrap();
-                let spec = spec.clone();
-                self.apply(Event::GangApplied(spec));
-            }
-            "quick" => self.checks = false,
-            "pod-deleted" => self.apply(Event::PodDeleted(words.plain[1].into())),
-            "alone" => {
-                for alone in self.core.view().pods_without_gang {
-                    writeln!(self.out, "pod {}: PodGroup {} not found", alone.pod.name, alone.group).unwrap();
-                }
-            }
-            _ => return false,
-        }
-        true
-    }
-
-    fn print_queues(&mut self) {
-        for queue in self.core.view().queues {
-            let counts =
-                [queue.pending, queue.inqueue, queue.running, queue.completed].map(|count| count.to_string());
-            let (share, allocated) = (queue.share.to_string(), queue.allocated.to_string());
-            let text = |amounts: String| if amounts.is_empty() { "-".to_owned() } else { amounts };
-            writeln!(
-                self.out,
-                "{}: share {}; allocated {}; pending/inqueue/running/completed {}",
-                queue.name,
-                text(share),
-                text(allocated),
-                counts.join("/")
-            )
-            .unwrap();
-            if let Some(problem) = queue.problem {
-                writeln!(self.out, "  problem: {problem}").unwrap();
-            }
-        }
     }
 }
 
@@ -268,5 +210,65 @@ impl World {
         let event = self.pod_event(&anew);
         self.pods.insert(anew.uid.clone(), anew);
         self.apply(event);
+    }
+}
+
+impl World {
+    /// Commands of the policy; false for one that is none of them.
+    pub(super) fn policy_command(&mut self, words: &Words<'_>) -> bool {
+        match words.plain[0] {
+            "many" => {
+                let count: u32 = words.plain[2].parse().unwrap();
+                for at in 0..count {
+                    let (gang, shape) = (format!("{}-{at}", words.plain[1]), format!("1x{}", words.plain[3]));
+                    let plain = vec!["gang", &gang, &shape];
+                    self.make_gang(&Words { plain, options: words.options.clone() });
+                }
+            }
+            "fail" => {
+                let uid = self.uid(words.plain[1]);
+                self.touch(&uid);
+                self.pods.get_mut(&uid).unwrap().phase = PodPhase::Failed;
+                self.apply_stored(&uid);
+            }
+            "queues" => self.print_queues(),
+            "set-minimum" => {
+                // The same PodGroup with another minimum.
+                let spec = self.gangs.get_mut(&super::name(words.plain[1])).unwrap();
+                spec.min_member = u32::try_from(words.number("min", 1)).unwrap();
+                let spec = spec.clone();
+                self.apply(Event::GangApplied(spec));
+            }
+            "quick" => self.checks = false,
+            "pod-deleted" => self.apply(Event::PodDeleted(words.plain[1].into())),
+            "alone" => {
+                for alone in self.core.view().pods_without_gang {
+                    writeln!(self.out, "pod {}: PodGroup {} not found", alone.pod.name, alone.group).unwrap();
+                }
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn print_queues(&mut self) {
+        for queue in self.core.view().queues {
+            let counts =
+                [queue.pending, queue.inqueue, queue.running, queue.completed].map(|count| count.to_string());
+            let (share, allocated) = (queue.share.to_string(), queue.allocated.to_string());
+            let text = |amounts: String| if amounts.is_empty() { "-".to_owned() } else { amounts };
+            writeln!(
+                self.out,
+                "{}: share {}; allocated {}; pending/inqueue/running/completed {}",
+                queue.name,
+                text(share),
+                text(allocated),
+                counts.join("/")
+            )
+            .unwrap();
+            if let Some(problem) = queue.problem {
+                writeln!(self.out, "  problem: {problem}").unwrap();
+            }
+        }
     }
 }
