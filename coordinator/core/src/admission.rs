@@ -95,6 +95,7 @@ impl Core {
             kept: kept.get(key),
             owners,
             asked: asked.get(key),
+            never,
         };
         Some((Reason::Queue(Box::new(held)), never))
     }

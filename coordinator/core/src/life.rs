@@ -25,6 +25,9 @@ impl Core {
         // What runs now may be evicted.
         self.eviction_news |= before != after && after == PhaseKind::Running;
         self.move_order(key, order);
+        if after == PhaseKind::Running && before != after {
+            self.note_size(key);
+        }
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
             self.charge_admission(key, Amounts::default());
@@ -212,7 +215,10 @@ impl Core {
     fn wait_degraded(&mut self, key: GangKey, tally: Tally) {
         let deleted = self.gangs.gangs.get(&key).is_none_or(|gang| gang.deleted);
         if matches!(gang_kind(self, key), Some(PhaseKind::Running)) {
-            let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
+            let cause = match self.gangs.gangs.get(&key).filter(|gang| gang.is_minimum_raised()) {
+                Some(_) => Arc::from("its minimum was raised, and what it needs more is not there yet"),
+                None => Self::degraded_cause(tally.all - tally.live - tally.succeeded),
+            };
             self.set_phase(key, Phase::Degraded { cause, round: None, roll_back_at: None });
         }
         self.set_waiting(key, tally.unplaced > 0 && !deleted);

@@ -49,6 +49,8 @@ struct More {
     waiting: u32,
     /// What holds the first of them up.
     first: Option<Held>,
+    /// When one of them may be placed that nothing else holds up.
+    look_again: Option<Time>,
     shape: GangShape,
 }
 
@@ -362,12 +364,19 @@ impl Core {
             return;
         }
         let mut more = self.place_more(key, failed, now);
-        let is_new = !gang.was_whole && gang.phase.cut_short().is_none();
+        let is_new = (!gang.was_whole || gang.is_minimum_raised()) && gang.phase.cut_short().is_none();
+        if let Some(at) = more.look_again {
+            self.timers.insert((at, Timer::Gang(key)));
+        }
         let placed: Vec<PodUid> = more.placed.iter().map(|place| place.pod.clone()).collect();
         if is_new && !self.has_minimum(key, &placed) {
-            // Somebody else bound some of it: its rest comes together or not at all, as at any start.
+            // Somebody else bound some of it, or it needs more than it did: its rest comes together or not at all, as at
+            // any start.
             more.waiting += u32::try_from(placed.len()).unwrap_or(u32::MAX);
             more.placed.clear();
+            if let Some(rest) = self.rest_that_does_not_fit(key, &more.shape) {
+                more.first = Some(rest);
+            }
         }
         if let Err(reason) = self.check_attempts(key, now) {
             self.set_waiting_reason(key, more.waiting, Some(reason));
@@ -382,11 +391,24 @@ impl Core {
             Some(Held::ByRoom(one, shortfall)) => {
                 let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
                 failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
+                let minimum = self.gangs.gangs.get(&key).map_or(0, |gang| gang.spec.min_member);
+                let reason = reason.beside_bound(minimum.saturating_sub(one.minimum));
                 Some(if never { reason } else { self.evict_for_missing(key, reason, now) })
             }
             None => None,
         };
         self.set_waiting_reason(key, more.waiting, cause);
+    }
+
+    /// Of a gang whose rest comes together: what of it finds no room.
+    fn rest_that_does_not_fit(&self, key: GangKey, shape: &GangShape) -> Option<Held> {
+        let gang = self.gangs.gangs.get(&key)?;
+        let tally = self.gangs.tally(&gang.spec.name);
+        let minimum = gang.spec.min_member.saturating_sub(tally.live + tally.succeeded);
+        let mut pods = self.candidates(gang);
+        pods.truncate(usize::try_from(minimum).unwrap_or(usize::MAX));
+        let shortfall = place(&self.cluster, &mut Overlay::default(), shape, &pods).err()?;
+        Some(Held::ByRoom(Required { pods, minimum, all: minimum }, shortfall))
     }
 
     fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
@@ -396,7 +418,7 @@ impl Core {
     /// Plans single pods of a gang that runs.
     fn place_more(&self, key: GangKey, failed: &Failed, now: Time) -> More {
         let shape = self.shape(key);
-        let mut more = More { placed: Vec::new(), waiting: 0, first: None, shape };
+        let mut more = More { placed: Vec::new(), waiting: 0, first: None, look_again: None, shape };
         let Some(gang) = self.gangs.gangs.get(&key) else { return more };
         let mut asked = Amounts::default();
         let gone = Gone::from([(gang.spec.queue.clone(), gang.charge.clone())]);
@@ -413,6 +435,10 @@ impl Core {
             } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &need.amounts.of_pod())
             {
                 Held::Known(reason)
+            } else if let Some(until) = self.patience_with(gang, &one.pods[0].pod) {
+                more.look_again = more.look_again.max(Some(until));
+                let step = "its PodGroup may be about to ask for more pods: they start together then";
+                Held::Known(Reason::InProgress { step: Arc::from(step) })
             } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
                 Held::Known(reason.clone())
             } else if more.first.is_some() && too_large.contains(&kind) {

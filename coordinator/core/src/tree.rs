@@ -178,14 +178,18 @@ impl Queues {
         self.up_from(name).any(|(known, _)| known == above)
     }
 
-    /// Those of them that something of a resource is set aside for.
+    /// Those that something of a resource is set aside for and not used: the topmost of each branch.
     pub(crate) fn owners_of_guarantees(&self, name: &QueueName, key: ResourceKey) -> Vec<QueueName> {
-        let own: Vec<&QueueName> = self.up_from(name).map(|(name, _)| name).collect();
-        let lacks = |(_, queue): &(&QueueName, &Queue)| {
-            queue.unmet.get(key) > 0 && queue.unmet.get(key) > queue.below_unmet.get(key)
-        };
-        let others = self.queues.iter().filter(|(name, _)| !own.contains(name));
-        others.filter(lacks).map(|(name, _)| name.clone()).collect()
+        let mut owners = Vec::new();
+        for (own, queue) in self.up_from(name) {
+            let parent = queue.up.as_ref().and_then(|up| self.queues.get(up));
+            let siblings =
+                parent.into_iter().flat_map(|parent| &parent.children).filter(|child| *child != own);
+            let lacks =
+                |child: &&QueueName| self.queues.get(*child).is_some_and(|child| child.unmet.get(key) > 0);
+            owners.extend(siblings.filter(lacks).cloned());
+        }
+        owners
     }
 
     /// What is set aside for the queue right below the root that a queue is a part of.

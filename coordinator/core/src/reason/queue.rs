@@ -88,6 +88,8 @@ pub enum QueueHeld {
         owners: Vec<QueueName>,
         /// What the gang's minimum asks.
         asked: u64,
+        /// It is more than others would ever leave.
+        never: bool,
     },
     /// Its queue serves strictly in order, and one that waits before it could use the same nodes.
     Behind {
@@ -111,12 +113,16 @@ impl QueueHeld {
                 | Self::SetAside { .. }
                 | Self::NotLeaf { .. }
                 | Self::NotAllowed { .. }
+                | Self::Guaranteed { never: true, .. }
         )
     }
 
     /// It passes when others give back what they have.
     pub(super) const fn is_for_a_while(&self) -> bool {
-        matches!(self, Self::AncestorUsed { .. } | Self::Guaranteed { .. } | Self::Behind { .. })
+        matches!(
+            self,
+            Self::AncestorUsed { .. } | Self::Guaranteed { never: false, .. } | Self::Behind { .. }
+        )
     }
 
     /// Short name, stable.
@@ -169,6 +175,13 @@ impl QueueHeld {
             Self::NotAllowed { queue, namespace, .. } => {
                 format!(
                     "add {namespace} to namespaces of QueuePolicy {queue}, or name another one in spec.queue"
+                )
+            }
+            Self::Guaranteed { resource, asked, owners, never: true, .. } => {
+                let asked = format_amount(resource, *asked);
+                format!(
+                    "lower guarantee {resource} of Queue {}, so that {asked} can be left for others",
+                    list(owners.iter())
                 )
             }
             Self::Guaranteed { resource, capacity, used, kept, asked, .. } => {
@@ -241,7 +254,7 @@ impl fmt::Display for QueueHeld {
                 let allowed = if allowed.is_empty() { "none".to_owned() } else { list(allowed.iter()) };
                 write!(formatter, "namespace {namespace} may not use queue {queue}; allowed: {allowed}")
             }
-            Self::Guaranteed { queue, resource, capacity, used, kept, owners, asked } => {
+            Self::Guaranteed { queue, resource, capacity, used, kept, owners, asked, .. } => {
                 let amount = |amount: &u64| format_amount(resource, *amount);
                 write!(
                     formatter,
