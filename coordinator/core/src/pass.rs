@@ -172,52 +172,17 @@ impl Core {
         self.check_admissible(gang).map_err(queued)?;
         let required = self.required(gang);
         let charge = Self::admission_charge(gang, &required);
-        let order = gang.order;
         if let Some(reason) =
             behind.filter(|_| self.queues.above_ceiling(&gang.spec.queue, &charge).is_none())
         {
             return Err(queued(reason));
         }
-        let behind = match self.check_quota(key, order, &required, &charge) {
-            Ok(behind) => behind,
-            Err(reason) => {
-                if let Some(never) = self.never_fits_still(key, &required, failed) {
-                    return Err(queued(never));
-                }
-                // What it waits for in the first place, once it gave its quota away, are its pods.
-                let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
-                let reason = pods.and_then(|gang| self.check_pods(gang, &required).err()).unwrap_or(reason);
-                match self.evict_for_quota(key, &required, &charge, reason, now) {
-                    Ok(behind) => behind,
-                    Err(reason) => return Err(queued(reason)),
-                }
-            }
-        };
+        let behind = self.find_quota(key, &required, &charge, failed, now).map_err(queued)?;
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         if matches!(gang.phase, Phase::Queued) {
             self.set_phase(key, Phase::Admitted);
         }
-        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
-        match self.check_pods(gang, &required) {
-            Err(reason @ (Reason::PodBlocked { .. } | Reason::PodGated { .. } | Reason::Claim(_))) => {
-                return Err(queued(reason));
-            }
-            // Its pods are being created: the charge stands already, so that they find their quota.
-            Err(reason) => {
-                if let Some(reason) = self.larger_than_all_nodes(&charge) {
-                    return Err(queued(reason));
-                }
-                self.push_back(&behind);
-                self.charge_admission(key, charge);
-                self.note_pods_missing(key);
-                return Err(admitted(reason));
-            }
-            Ok(()) => {
-                if let Some(gang) = self.gangs.gangs.get_mut(&key) {
-                    gang.pods_missing_since = None;
-                }
-            }
-        }
+        self.await_pods(key, &required, &charge, &behind)?;
         if self.rooms.contains_key(&key) && !self.lacks(key, &charge).is_empty() {
             // There may be room for it; its quota is still with those that go for it.
             self.charge_admission(key, charge);
@@ -241,6 +206,61 @@ impl Core {
                 self.push_back(&behind);
                 self.charge_admission(key, charge);
                 Err(admitted(reason))
+            }
+        }
+    }
+
+    /// Quota for a gang's minimum, and who is to give way for it.
+    fn find_quota(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        charge: &Amounts,
+        failed: &mut Failed,
+        now: Time,
+    ) -> Result<Vec<GangKey>, Reason> {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(Vec::new()) };
+        let reason = match self.check_quota(key, gang.order, required, charge) {
+            Ok(behind) => return Ok(behind),
+            Err(reason) => reason,
+        };
+        if let Some(never) = self.never_fits_still(key, required, failed) {
+            return Err(never);
+        }
+        // What it waits for in the first place, once it gave its quota away, are its pods.
+        let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
+        let reason = pods.and_then(|gang| self.check_pods(gang, required).err()).unwrap_or(reason);
+        self.evict_for_quota(key, required, charge, reason, now)
+    }
+
+    /// The pods of a gang that has its quota are all there. While they are being made its charge stands already, so that
+    /// they find their quota.
+    fn await_pods(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        charge: &Amounts,
+        behind: &[GangKey],
+    ) -> Result<(), (Reason, PhaseKind)> {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
+        match self.check_pods(gang, required) {
+            Err(reason @ (Reason::PodBlocked { .. } | Reason::PodGated { .. } | Reason::Claim(_))) => {
+                Err((reason, PhaseKind::Queued))
+            }
+            Err(reason) => {
+                if let Some(reason) = self.larger_than_all_nodes(charge) {
+                    return Err((reason, PhaseKind::Queued));
+                }
+                self.push_back(behind);
+                self.charge_admission(key, charge.clone());
+                self.note_pods_missing(key);
+                Err((reason, PhaseKind::Admitted))
+            }
+            Ok(()) => {
+                if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+                    gang.pods_missing_since = None;
+                }
+                Ok(())
             }
         }
     }

@@ -164,11 +164,8 @@ impl World {
         if !self.settings.kubelet_stops_pods {
             return;
         }
-        match self.endings.dies.get(&gang) {
-            Some((Some(seconds), _)) => {
-                self.endings.due.insert((self.now + Millis::from_seconds(*seconds), uid.clone()));
-            }
-            Some((None, _)) | None => {}
+        if let Some((Some(seconds), _)) = self.endings.dies.get(&gang) {
+            self.endings.due.insert((self.now + Millis::from_seconds(*seconds), uid.clone()));
         }
     }
 
