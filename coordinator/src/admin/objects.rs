@@ -60,6 +60,7 @@ impl Part {
             Kind::Job
             | Kind::Pod
             | Kind::PodGroup
+            | Kind::QueuePolicy
             | Kind::Node
             | Kind::GangPlan
             | Kind::PodDisruptionBudget

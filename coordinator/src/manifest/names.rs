@@ -7,6 +7,7 @@ use std::time::Duration;
 use phalanx_common::units::Millis;
 use phalanx_text::did_you_mean;
 
+use super::policy;
 use super::reader::{Cursor, Sink};
 use super::tree::shorten;
 
@@ -148,6 +149,10 @@ pub fn read_labels(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String, Str
         } else if !text.is_empty() && !is_qualified_text(text) {
             let found = shorten(text);
             value.error(sink, format!("a label value must be at most 63 letters, digits, -, _ and ., beginning and ending with a letter or digit, found {found:?}"));
+        } else if let Some(problem) =
+            policy::AS_LABELS.contains(&key).then(|| policy::problem(key, text)).flatten()
+        {
+            value.error(sink, problem);
         } else {
             labels.insert(key.to_owned(), text.to_owned());
         }
@@ -168,7 +173,7 @@ pub fn read_annotations(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String
             RUN_FOR => parse_run_for(text).err(),
             MIXED_GPU_MODELS => parse_switch(text).err(),
             GROUP_NAME | QUEUE_NAME | QUEUE_NAME_LABEL => name_problem(text),
-            _ => None,
+            _ => policy::problem(key, text),
         };
         if WRITTEN_BY_US.contains(&key) {
             // Believed, they would bind a pod that nobody bound, or end a coordinator that nobody replaced.
@@ -177,8 +182,9 @@ pub fn read_annotations(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String
         }
         if let Some(problem) = problem {
             value.error(sink, problem);
-        } else if key.starts_with("phalanx.dev/") && !OURS.contains(&key) {
-            let hint = did_you_mean(key, OURS);
+        } else if key.starts_with("phalanx.dev/") && !OURS.contains(&key) && !policy::OF_GANGS.contains(&key)
+        {
+            let hint = did_you_mean(key, OURS.into_iter().chain(policy::OF_GANGS));
             value.warn(sink, format!("unknown annotation, ignored{hint}"));
         }
         annotations.insert(key.to_owned(), text.to_owned());
