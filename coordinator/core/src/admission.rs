@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use phalanx_common::gang::PodPhase;
+use phalanx_common::ids::QueueName;
 
 use crate::amounts::Amounts;
 use crate::core::{Core, Timer};
 use crate::gang::{Gang, GangKey, OrderKey};
 use crate::phase::Phase;
-use crate::queue::{Over, Queue};
+use crate::queue::Over;
 use crate::reason::Reason;
 use crate::required::Required;
+use crate::tree::Gone;
 use crate::whole::task_minima;
 
 impl Core {
@@ -30,19 +32,8 @@ impl Core {
         }
     }
 
-    /// What of the queue's ceiling is used by others.
-    pub(crate) fn used_in_queue(&self, gang: &Gang) -> Amounts {
-        let mut used = Amounts::default();
-        if let Some(queue) = self.queues.get(&gang.spec.queue) {
-            used.add(&queue.allocated);
-            used.add(&queue.charged);
-            used.subtract(&gang.charge);
-        }
-        used
-    }
-
-    /// Whether the queue's ceiling has room for a gang's minimum. Where gangs behind it, which were
-    /// admitted and have no place yet, would have to make room, these are returned.
+    /// Whether the ceilings of the queue and of those above it have room for a gang's minimum. Where gangs behind it,
+    /// which were admitted and have no place yet, would have to make room, these are returned.
     pub(crate) fn check_quota(
         &self,
         key: GangKey,
@@ -53,35 +44,34 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(Vec::new()) };
         let name = gang.spec.queue.clone();
         let Some(queue) = self.queues.get(&name) else { return Ok(Vec::new()) };
-        if let Some(over) = queue.over(&Amounts::default(), charge) {
-            let lower_to = lower_to(queue, &over, required);
-            let (resource, limit, asked) = (over.resource, over.limit, over.asked);
-            return Err(Reason::AboveCapability { queue: name, resource, limit, asked, lower_to });
+        if let Some(over) = self.queues.above_ceiling(&name, charge) {
+            let lower_to = self.lower_to(&name, &over, required);
+            return Err(over.never(&name, lower_to));
         }
-        let mut left = self.used_in_queue(gang);
+        let mut gone = Gone::from([(name.clone(), gang.charge.clone())]);
         let mut behind = Vec::new();
         let gives_way = self.is_overdue(gang) && self.check_pods(gang, required).is_err();
         for (other, other_key) in queue.admitted.iter().rev() {
-            if gives_way || *other <= order || queue.over(&left, charge).is_none() {
+            if gives_way || *other <= order || self.queues.over(&name, &gone, charge).is_none() {
                 break;
             }
             if let Some(other) = self.gangs.gangs.get(other_key).filter(|_| *other_key != key) {
-                left.subtract(&other.charge);
+                gone.entry(name.clone()).or_default().add(&other.charge);
                 behind.push(*other_key);
             }
         }
         // Gangs ahead of it whose pods do not come give way to one whose pods are there, and to nobody else.
         let has_pods = self.check_pods(gang, required).is_ok();
         for (other, other_key) in &queue.admitted {
-            if *other >= order || !has_pods || queue.over(&left, charge).is_none() {
+            if *other >= order || !has_pods || self.queues.over(&name, &gone, charge).is_none() {
                 break;
             }
             if let Some(other) = self.gangs.gangs.get(other_key).filter(|other| self.is_overdue(other)) {
-                left.subtract(&other.charge);
+                gone.entry(name.clone()).or_default().add(&other.charge);
                 behind.push(*other_key);
             }
         }
-        match queue.over(&left, charge) {
+        match self.queues.over(&name, &gone, charge) {
             Some(over) => Err(over.reason(&name)),
             None => Ok(behind),
         }
@@ -188,19 +178,21 @@ impl Core {
     }
 }
 
-/// The largest minimum of the gang that the queue's ceiling allows, where there is one. Before its pods
-/// exist, they are taken to be alike.
-fn lower_to(queue: &Queue, over: &Over, required: &Required) -> Option<u32> {
-    if required.pods.is_empty() {
-        let minimum = u128::from(over.limit) * u128::from(required.minimum) / u128::from(over.asked.max(1));
-        return u32::try_from(minimum).ok().filter(|minimum| *minimum > 0);
+impl Core {
+    /// The largest minimum of the gang that the ceiling allows, where there is one. Before its pods exist, they are taken
+    /// to be alike.
+    fn lower_to(&self, queue: &QueueName, over: &Over, required: &Required) -> Option<u32> {
+        if required.pods.is_empty() {
+            let minimum =
+                u128::from(over.limit) * u128::from(required.minimum) / u128::from(over.asked.max(1));
+            return u32::try_from(minimum).ok().filter(|minimum| *minimum > 0);
+        }
+        let mut sum = Amounts::default();
+        let fits = required.pods.iter().take_while(|candidate| {
+            sum.add(&candidate.need.amounts);
+            self.queues.above_ceiling(queue, &sum).is_none()
+        });
+        let all = required.pods.len();
+        u32::try_from(fits.count().min(all.saturating_sub(1))).ok().filter(|count| *count > 0)
     }
-    let none = Amounts::default();
-    let mut sum = Amounts::default();
-    let fits = required.pods.iter().take_while(|candidate| {
-        sum.add(&candidate.need.amounts);
-        queue.over(&none, &sum).is_none()
-    });
-    let all = required.pods.len();
-    u32::try_from(fits.count().min(all.saturating_sub(1))).ok().filter(|count| *count > 0)
 }

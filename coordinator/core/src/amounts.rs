@@ -152,6 +152,19 @@ impl Amounts {
         common.chain(more).filter(|key| self.get(*key) > 0)
     }
 
+    /// Makes the amount of one resource another.
+    pub(crate) fn set(&mut self, key: ResourceKey, amount: u64) {
+        match key {
+            ResourceKey::Cpu => self.cpu_milli = amount,
+            ResourceKey::Memory => self.memory_bytes = amount,
+            ResourceKey::Gpus => self.gpus = amount,
+            ResourceKey::More(id) => match self.more.binary_search_by_key(&id, |(known, _)| *known) {
+                Ok(at) => self.more[at].1 = amount,
+                Err(at) => self.more.insert(at, (id, amount)),
+            },
+        }
+    }
+
     fn more(&self, id: ResourceId) -> u64 {
         self.more.binary_search_by_key(&id, |(known, _)| *known).map_or(0, |at| self.more[at].1)
     }

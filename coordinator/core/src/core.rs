@@ -381,6 +381,7 @@ impl Core {
     fn progress_touched(&mut self, now: Time, actions: &mut Vec<Action>) {
         while let Some(key) = self.touched.pop_first() {
             self.progress(key, now, actions);
+            self.note_wants(key);
             self.write_gang_status(key, actions);
         }
     }

@@ -32,19 +32,34 @@ impl Core {
         }
         queue.set_spec(Some(spec), &mut self.cluster.resources);
         self.touched_queues.insert(name);
-        self.reorder();
+        self.change_tree();
     }
 
     pub(crate) fn delete_queue(&mut self, name: &QueueName) {
         if let Some(queue) = self.queues.queues.get_mut(name) {
             queue.set_spec(None, &mut self.cluster.resources);
-            if queue.is_unused() {
-                self.queues.queues.remove(name);
-            }
+            self.queues.forget_if_unused(name);
         }
         // The default queue exists without an object.
         if name.as_str() == self.settings.default_queue {
             self.make_default_queue();
+        }
+        self.change_tree();
+    }
+
+    /// Queues came, went or changed: what hangs below what is found anew, and all that are counted elsewhere now show it.
+    fn change_tree(&mut self) {
+        let before: Vec<_> =
+            self.queues.queues.iter().map(|(name, queue)| (name.clone(), queue.up.clone())).collect();
+        self.queues.rebuild();
+        self.queues.capacity_seen = None;
+        for (name, up) in before {
+            let now = self.queues.get(&name).and_then(|queue| queue.up.clone());
+            if now != up {
+                let parents = up.into_iter().chain(now);
+                let touched: Vec<QueueName> = parents.flat_map(|parent| self.queues.chain(&parent)).collect();
+                self.touched_queues.extend(touched);
+            }
         }
         self.reorder();
     }
@@ -160,6 +175,7 @@ impl Core {
             was_whole: false,
             reason: None,
             charge: Amounts::default(),
+            wants: Amounts::default(),
             leases: 0,
             failures: (Time(0), 0),
             pods_missing_since: None,
@@ -189,18 +205,22 @@ impl Core {
         let before = gang.order;
         if gang.spec.queue != spec.queue {
             let (from, to) = (gang.spec.queue.clone(), spec.queue.clone());
-            let (charge, kind) = (gang.charge.clone(), gang.phase.kind());
+            let (charge, wants) = (gang.charge.clone(), gang.wants.clone());
+            let kind = gang.phase.kind();
             let leased = self.leased_amounts(key);
+            let nothing = Amounts::default();
+            self.queues.release(&from, &leased);
+            self.queues.charge(&from, &charge, &nothing);
+            self.queues.want(&from, &wants, &nothing);
+            self.quota_freed |= self.queues.is_limited(&from);
             let queue = self.queues.ensure(&from);
             queue.count(kind, false);
-            queue.charged.subtract(&charge);
-            queue.allocated.subtract(&leased);
             let admitted = queue.admitted.remove(&before);
-            self.quota_freed |= queue.has_limits();
+            self.queues.allocate(&to, &leased);
+            self.queues.charge(&to, &nothing, &charge);
+            self.queues.want(&to, &nothing, &wants);
             let queue = self.queues.ensure(&to);
             queue.count(kind, true);
-            queue.charged.add(&charge);
-            queue.allocated.add(&leased);
             if admitted.is_some() {
                 queue.admitted.insert(before, key);
             }

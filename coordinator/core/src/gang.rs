@@ -38,6 +38,9 @@ pub(crate) struct Gang {
     pub(crate) min_amounts: Amounts,
     /// What is charged to its queue while it is admitted and has no place.
     pub(crate) charge: Amounts,
+    /// What it asks for beside what its pods have, as its queue counts it.
+    #[serde(default)]
+    pub(crate) wants: Amounts,
     /// Leases it has, those on their way out included.
     pub(crate) leases: u32,
     /// Placements that failed after they were begun, since when.

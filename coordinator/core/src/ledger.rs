@@ -82,12 +82,11 @@ impl Core {
         lease.charged = charge;
         let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get(&key)) else { return };
         let queue = gang.spec.queue.clone();
-        let counted = self.queues.ensure(&queue);
         if charge {
-            counted.allocated.add(&lease.taken.amounts);
+            self.queues.allocate(&queue, &lease.taken.amounts);
         } else {
-            counted.allocated.subtract(&lease.taken.amounts);
-            self.quota_freed |= counted.has_limits();
+            self.queues.release(&queue, &lease.taken.amounts);
+            self.quota_freed |= self.queues.is_limited(&queue);
         }
         self.touched_queues.insert(queue);
     }

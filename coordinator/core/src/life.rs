@@ -72,11 +72,11 @@ impl Core {
         if gang.charge == charge {
             return;
         }
-        let queue = self.queues.ensure(&gang.spec.queue);
-        queue.charged.subtract(&gang.charge);
-        queue.charged.add(&charge);
+        self.queues.charge(&gang.spec.queue, &gang.charge, &charge);
         // It was charged for more, or less, than it asks for now.
-        self.quota_freed |= !gang.charge.is_zero() && !charge.is_zero() && queue.has_limits();
+        let changed = !gang.charge.is_zero() && !charge.is_zero();
+        self.quota_freed |= changed && self.queues.is_limited(&gang.spec.queue);
+        let queue = self.queues.ensure(&gang.spec.queue);
         let freed = charge.is_zero();
         if freed {
             queue.admitted.remove(&gang.order);
@@ -167,11 +167,9 @@ impl Core {
         self.gangs.by_name.remove(&gang.spec.name);
         self.waiting.remove(&gang.order);
         self.to_try.remove(&gang.order);
-        let queue = self.queues.ensure(&gang.spec.queue);
-        queue.count(gang.phase.kind(), false);
-        if queue.is_unused() {
-            self.queues.queues.remove(&gang.spec.queue);
-        }
+        self.queues.ensure(&gang.spec.queue).count(gang.phase.kind(), false);
+        self.queues.want(&gang.spec.queue, &gang.wants, &Amounts::default());
+        self.queues.forget_if_unused(&gang.spec.queue);
         self.touched_queues.insert(gang.spec.queue);
     }
 

@@ -10,6 +10,7 @@ use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 
 use crate::action::Action;
+use crate::amounts::Amounts;
 use crate::class::ModelId;
 use crate::core::{Core, Timer};
 use crate::gang::GangKey;
@@ -17,6 +18,7 @@ use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
 use crate::reason::Reason;
 use crate::required::Required;
+use crate::tree::Gone;
 
 /// Placements that fail are counted over this time.
 const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
@@ -275,16 +277,18 @@ impl Core {
         let shape = self.shape(key);
         let mut more = More { placed: Vec::new(), waiting: 0, first: None, shape };
         let Some(gang) = self.gangs.gangs.get(&key) else { return more };
-        let Some(queue) = self.queues.get(&gang.spec.queue) else { return more };
-        let mut used = self.used_in_queue(gang);
+        let mut asked = Amounts::default();
+        let gone = Gone::from([(gang.spec.queue.clone(), gang.charge.clone())]);
         let mut overlay = Overlay::default();
         let mut too_large: Vec<(Arc<str>, Arc<PodNeed>)> = Vec::new();
         for candidate in self.candidates(gang) {
             let need = candidate.need.clone();
             let kind = (candidate.task.clone(), need.clone());
             let one = Required { pods: vec![candidate], minimum: 1, all: 1 };
-            let held = if let Some(over) = queue.over(&used, &need.amounts) {
-                Held::Known(over.reason(&gang.spec.queue))
+            let mut sum = asked.clone();
+            sum.add(&need.amounts);
+            let held = if let Some(over) = self.queues.over(&gang.spec.queue, &gone, &sum) {
+                Held::Known(over.beside(&asked).reason(&gang.spec.queue))
             } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
                 Held::Known(reason.clone())
             } else if more.first.is_some() && too_large.contains(&kind) {
@@ -293,7 +297,7 @@ impl Core {
             } else {
                 match place(&self.cluster, &mut overlay, &more.shape, &one.pods) {
                     Ok(places) => {
-                        used.add(&need.amounts);
+                        asked.add(&need.amounts);
                         more.placed.extend(places);
                         continue;
                     }

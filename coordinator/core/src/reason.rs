@@ -10,12 +10,14 @@ use serde::{Deserialize, Serialize};
 
 mod claims;
 mod held;
+mod queue;
 mod room;
 mod unsuited;
 
 pub use claims::{ClaimHeld, ClaimProblem};
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
+pub use queue::QueueHeld;
 pub use room::{Closed, NoRoom};
 use room::{amount_of, lower, name_closed, open_and_change, open_nodes, or_change, pods};
 pub use unsuited::{Unmet, Unsuited};
@@ -91,6 +93,8 @@ pub enum Reason {
     },
     /// A pod waits for a PersistentVolumeClaim.
     Claim(Box<ClaimHeld>),
+    /// The tree of queues keeps it waiting.
+    Queue(Box<QueueHeld>),
     /// Taints, `nodeSelector`, node affinity or volumes keep a pod from every node that is large enough.
     NoNodeMatches(Box<Unsuited>),
     /// No node offers a resource at all.
@@ -190,6 +194,7 @@ impl Reason {
             Self::PodBlocked { .. } => "PodBlocked",
             Self::PodGated { .. } => "PodGated",
             Self::Claim(held) => held.problem.code(),
+            Self::Queue(held) => held.code(),
             Self::NoNodeMatches(_) => "NoNodeMatches",
             Self::NoNodeOffers { .. } => "NoNodeOffers",
             Self::LargerThanAnyNode { .. } => "LargerThanAnyNode",
@@ -239,6 +244,7 @@ impl Reason {
                 format!("remove {} from spec.schedulingGates, as whoever set them does", gates.join(", "))
             }
             Self::Claim(held) => held.fix(),
+            Self::Queue(held) => held.fix(),
             Self::NoNodeMatches(unsuited) if unsuited.help.is_empty() => {
                 "add nodes that meet what keeps the pod from these, or change that".to_owned()
             }
@@ -349,6 +355,7 @@ impl fmt::Display for Reason {
                 write!(formatter, "pod {pod} waits for its scheduling gates: {}", gates.join(", "))
             }
             Self::Claim(held) => held.fmt(formatter),
+            Self::Queue(held) => held.fmt(formatter),
             Self::NoNodeMatches(unsuited) => {
                 let suit = if unsuited.nodes == 1 { "suits" } else { "suit" };
                 write!(formatter, "0 {} {suit} the pod: {unsuited}", unsuited.of_nodes())

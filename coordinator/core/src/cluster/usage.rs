@@ -60,16 +60,21 @@ impl Cluster {
 
     /// What all nodes have together; `None` while one of them is there of which nothing was heard yet.
     pub(crate) fn whole_capacity(&self) -> Option<Amounts> {
+        let (total, is_complete) = self.capacity_there();
+        is_complete.then_some(total)
+    }
+
+    /// What the nodes that are there have together; false where one is not known yet.
+    pub(crate) fn capacity_there(&self) -> (Amounts, bool) {
         let mut total = Amounts::default();
+        let mut is_complete = true;
         for (_, node) in self.nodes() {
-            if node.is_unknown() {
-                return None;
-            }
+            is_complete &= !node.is_unknown();
             if node.is_there() {
                 total.add(&node.capacity);
             }
         }
-        Some(total)
+        (total, is_complete)
     }
 
     /// It is there no more.
