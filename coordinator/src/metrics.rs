@@ -175,11 +175,13 @@ impl Default for Metrics {
 }
 
 /// Names of the events.
-const EVENTS: [&str; 25] = [
+const EVENTS: [&str; 27] = [
     "Started",
     "TermRaised",
     "QueueApplied",
     "QueueDeleted",
+    "QueuePolicyApplied",
+    "QueuePolicyDeleted",
     "PriorityClassApplied",
     "PriorityClassDeleted",
     "NodeApplied",
