@@ -550,6 +550,7 @@ fn queues_get_their_counts_and_keep_their_state() {
         inqueue: 2,
         running: 3,
         completed: 4,
+        ..QueueStatus::default()
     };
     let written = queue_status(&json!({ "state": "Closing", "pending": 9 }), &status);
     assert_eq!(written["state"], "Closing");

@@ -61,8 +61,11 @@ pub struct GangStatus {
 /// Status of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueStatus {
-    /// Sum of what its pods hold.
+    /// Sum of what its pods hold, and those of the queues below it.
     pub allocated: Resources,
+    /// What is set aside for it, and for those below it, and not used by them.
+    #[serde(default)]
+    pub reservation: Resources,
     /// Gangs that wait for quota.
     pub pending: u32,
     /// Gangs admitted and not running.

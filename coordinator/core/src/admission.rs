@@ -5,31 +5,100 @@ use std::sync::Arc;
 use phalanx_common::gang::PodPhase;
 use phalanx_common::ids::QueueName;
 
-use crate::amounts::Amounts;
+use crate::amounts::{Amounts, ResourceKey};
 use crate::core::{Core, Timer};
-use crate::gang::{Gang, GangKey, OrderKey};
+use crate::gang::{Gang, GangKey};
 use crate::phase::Phase;
-use crate::queue::Over;
-use crate::reason::Reason;
+use crate::queue::{Over, Queue};
+use crate::queues::ROOT;
+use crate::reason::{QueueHeld, Reason};
 use crate::required::Required;
 use crate::tree::Gone;
+use crate::turn::OrderKey;
 use crate::whole::task_minima;
 
 impl Core {
-    /// Queue and priority class are there, and the queue is open.
+    /// Queue and priority class are there, the queue is a leaf in order, open, and takes gangs of this namespace.
     pub(crate) fn check_admissible(&self, gang: &Gang) -> Result<(), Reason> {
-        let queue = gang.spec.queue.clone();
-        match self.queues.get(&queue).and_then(|queue| queue.spec.as_ref()) {
-            None => return Err(Reason::NoSuchQueue { queue }),
-            Some(spec) if !spec.open && matches!(gang.phase, Phase::Queued) => {
-                return Err(Reason::QueueClosed { queue });
-            }
-            Some(_) => {}
-        }
+        self.check_queue(gang)?;
         match (&gang.spec.priority_class, self.priority_of(&gang.spec)) {
             (Some(class), None) => Err(Reason::NoSuchPriorityClass { class: class.clone() }),
             _ => Ok(()),
         }
+    }
+
+    fn check_queue(&self, gang: &Gang) -> Result<(), Reason> {
+        let queue = gang.spec.queue.clone();
+        let held = |held| Err(Reason::Queue(Box::new(held)));
+        if queue.as_str() == ROOT {
+            return held(QueueHeld::NotLeaf { queue, child: None });
+        }
+        let Some(known) = self.queues.get(&queue).filter(|queue| queue.spec.is_some()) else {
+            return Err(Reason::NoSuchQueue { queue });
+        };
+        if let Some(problem) = self.queues.set_aside(&queue) {
+            return held(QueueHeld::SetAside { queue, problem: problem.clone() });
+        }
+        if let Some(child) = known.children.first() {
+            return held(QueueHeld::NotLeaf { queue, child: Some(child.clone()) });
+        }
+        for (above, _) in self.queues.up_from(&queue) {
+            let allowed = self.policies.get(above).and_then(|policy| policy.namespaces.as_ref());
+            if let Some(allowed) = allowed.filter(|allowed| !allowed.contains(&gang.spec.name.namespace)) {
+                let (queue, namespace) = (above.clone(), gang.spec.name.namespace.clone());
+                return held(QueueHeld::NotAllowed { queue, namespace, allowed: allowed.clone() });
+            }
+        }
+        let is_closed = |queue: &Queue| queue.spec.as_ref().is_some_and(|spec| !spec.open);
+        let closed = self.queues.up_from(&queue).find(|(_, queue)| is_closed(queue));
+        match closed.map(|(name, _)| name.clone()).filter(|_| matches!(gang.phase, Phase::Queued)) {
+            Some(closed) if closed == queue => Err(Reason::QueueClosed { queue }),
+            Some(ancestor) => held(QueueHeld::AncestorClosed { queue, ancestor }),
+            None => Ok(()),
+        }
+    }
+
+    /// What keeps a gang's minimum from what is guaranteed to others; true where it could never have it.
+    pub(crate) fn check_guarantee(&self, key: GangKey, required: &Required) -> Option<(Reason, bool)> {
+        if !self.queues.has_guarantees {
+            return None;
+        }
+        let gang = self.gangs.gangs.get(&key)?;
+        let mut asked = Amounts::default();
+        required.pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts.of_pod()));
+        self.kept_from(&gang.spec.queue, &Amounts::default(), &asked)
+    }
+
+    /// The same for more pods, `placed` being planned already.
+    pub(crate) fn kept_from(
+        &self,
+        queue: &QueueName,
+        placed: &Amounts,
+        asked: &Amounts,
+    ) -> Option<(Reason, bool)> {
+        let kept = self.queues.guaranteed_to_others(queue);
+        let capacity = &self.queues.capacity;
+        let all = self.queues.get(&QueueName::from(ROOT))?;
+        let is_short = |key: &ResourceKey| {
+            let parts = [all.allocated.get(*key), placed.get(*key), asked.get(*key)];
+            let sum = parts.into_iter().fold(kept.get(*key), u64::saturating_add);
+            kept.get(*key) > 0 && asked.get(*key) > 0 && sum > capacity.get(*key)
+        };
+        let key = kept.keys().find(is_short)?;
+        let owners = self.queues.owners_of_guarantees(queue, key);
+        let of_others = self.queues.guarantee_of(&QueueName::from(ROOT));
+        let never = of_others.get(key).saturating_sub(self.queues.guarantee_above(queue).get(key));
+        let never = never.saturating_add(asked.get(key)) > capacity.get(key);
+        let held = QueueHeld::Guaranteed {
+            queue: queue.clone(),
+            resource: Arc::from(self.cluster.resources.name(key)),
+            capacity: capacity.get(key),
+            used: all.allocated.get(key).saturating_add(placed.get(key)),
+            kept: kept.get(key),
+            owners,
+            asked: asked.get(key),
+        };
+        Some((Reason::Queue(Box::new(held)), never))
     }
 
     /// Whether the ceilings of the queue and of those above it have room for a gang's minimum. Where gangs behind it,
@@ -111,7 +180,9 @@ impl Core {
             self.capacity = Some((generation, self.cluster.whole_capacity()));
         }
         let total = self.capacity.as_ref().and_then(|(_, total)| total.as_ref())?;
-        let short = charge.keys().find(|key| charge.get(*key) > total.get(*key))?;
+        // How many pods a node takes, not every node says.
+        let mut keys = charge.keys().filter(|key| *key != ResourceKey::Pods);
+        let short = keys.find(|key| charge.get(*key) > total.get(*key))?;
         Some(Reason::LargerThanAllNodes {
             resource: Arc::from(self.cluster.resources.name(short)),
             total: total.get(short),
@@ -123,7 +194,7 @@ impl Core {
     pub(crate) fn admission_charge(gang: &Gang, required: &Required) -> Amounts {
         let mut charge = Amounts::default();
         for candidate in &required.pods {
-            charge.add(&candidate.need.amounts);
+            charge.add(&candidate.need.amounts.of_pod());
         }
         charge.raise_to(&gang.min_amounts);
         charge
@@ -189,7 +260,7 @@ impl Core {
         }
         let mut sum = Amounts::default();
         let fits = required.pods.iter().take_while(|candidate| {
-            sum.add(&candidate.need.amounts);
+            sum.add(&candidate.need.amounts.of_pod());
             self.queues.above_ceiling(queue, &sum).is_none()
         });
         let all = required.pods.len();

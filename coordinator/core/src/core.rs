@@ -16,7 +16,7 @@ use crate::claims::Claims;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::event::{DisruptionBudget, Event};
 use crate::foreign::ForeignPlan;
-use crate::gang::{GangKey, Gangs, OrderKey};
+use crate::gang::{GangKey, Gangs};
 use crate::lease::Leases;
 use crate::others::Others;
 use crate::place::PodNeed;
@@ -107,11 +107,6 @@ pub struct Core {
     /// Gangs whose facts changed.
     pub(crate) touched: BTreeSet<GangKey>,
     pub(crate) touched_queues: BTreeSet<QueueName>,
-    /// Gangs that wait for a place, or for a place for more pods.
-    #[serde(with = "crate::pairs")]
-    pub(crate) waiting: BTreeMap<OrderKey, GangKey>,
-    /// Those of them to be tried in the next pass.
-    pub(crate) to_try: BTreeSet<OrderKey>,
     /// Plans of earlier leaders that were seen since.
     pub(crate) foreign: BTreeMap<GangKey, ForeignPlan>,
     /// Pods of leases that nobody here knows, while a write to them is on its way and they are not known to be gone.
@@ -171,8 +166,6 @@ impl Core {
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
             touched_queues: BTreeSet::new(),
-            waiting: BTreeMap::new(),
-            to_try: BTreeSet::new(),
             foreign: BTreeMap::new(),
             strangers_fenced: BTreeMap::new(),
             plans_found: Vec::new(),
@@ -277,11 +270,12 @@ impl Core {
         if !self.is_settled() {
             self.timers.insert((now + Millis(1), Timer::Rest));
         }
+        self.tell_problems(actions);
         self.write_queue_status(actions);
     }
 
     fn is_settled(&self) -> bool {
-        let is_quiet = self.touched.is_empty() && self.to_try.is_empty() && !self.quota_freed;
+        let is_quiet = self.touched.is_empty() && self.queues.to_try.is_empty() && !self.quota_freed;
         is_quiet && self.room_seen == self.cluster.room_generation
     }
 

@@ -1,6 +1,5 @@
 //! Records facts about queues, priority classes, gangs and pods.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 
 use phalanx_common::gang::{GangSpec, PodRequest, PodSpec};
@@ -13,9 +12,10 @@ use phalanx_common::wire::LeaseState;
 use crate::amounts::Amounts;
 use crate::claims::VolumeNeed;
 use crate::core::Core;
-use crate::gang::{Gang, GangKey, OrderKey, Pod};
+use crate::gang::{Gang, GangKey, Pod};
 use crate::phase::{BindState, Phase};
 use crate::place::PodNeed;
+use crate::turn::OrderKey;
 
 impl Core {
     pub(crate) fn make_default_queue(&mut self) {
@@ -103,8 +103,7 @@ impl Core {
     }
 
     fn order_of(&self, spec: &GangSpec, key: GangKey) -> OrderKey {
-        let queue = self.queues.get(&spec.queue).map_or(0, |queue| queue.priority());
-        (Reverse(queue), Reverse(self.priority_of(spec).unwrap_or(0)), spec.created, key)
+        OrderKey::new(self.priority_of(spec).unwrap_or(0), spec.created, key)
     }
 
     /// Queues or priorities changed: every gang that waits may stand elsewhere, and is tried again.
@@ -112,30 +111,10 @@ impl Core {
         let keys: Vec<GangKey> = self.gangs.gangs.keys().copied().collect();
         for key in keys {
             let Some(gang) = self.gangs.gangs.get(&key) else { continue };
-            let (before, after) = (gang.order, self.order_of(&gang.spec, key));
-            if before != after {
-                self.move_order(key, before, after);
-            }
+            let after = self.order_of(&gang.spec, key).in_phase(gang.phase.kind());
+            self.move_order(key, after);
         }
         self.wake_all();
-    }
-
-    fn move_order(&mut self, key: GangKey, before: OrderKey, after: OrderKey) {
-        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
-        gang.order = after;
-        let queue = self.queues.ensure(&gang.spec.queue);
-        if queue.admitted.remove(&before).is_some() {
-            queue.admitted.insert(after, key);
-        }
-        if self.waiting.remove(&before).is_some() {
-            self.waiting.insert(after, key);
-        }
-        self.to_try.remove(&before);
-    }
-
-    /// Tries every waiting gang in the next pass.
-    pub(crate) fn wake_all(&mut self) {
-        self.to_try.extend(self.waiting.keys().copied());
     }
 
     pub(crate) fn apply_gang(&mut self, mut spec: GangSpec) {
@@ -213,17 +192,12 @@ impl Core {
             self.queues.charge(&from, &charge, &nothing);
             self.queues.want(&from, &wants, &nothing);
             self.quota_freed |= self.queues.is_limited(&from);
-            let queue = self.queues.ensure(&from);
-            queue.count(kind, false);
-            let admitted = queue.admitted.remove(&before);
+            self.queues.ensure(&from).count(kind, false);
             self.queues.allocate(&to, &leased);
             self.queues.charge(&to, &nothing, &charge);
             self.queues.want(&to, &nothing, &wants);
-            let queue = self.queues.ensure(&to);
-            queue.count(kind, true);
-            if admitted.is_some() {
-                queue.admitted.insert(before, key);
-            }
+            self.queues.ensure(&to).count(kind, true);
+            self.move_line(&from, &to, before, key);
             self.touched_queues.extend([from, to]);
         }
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
@@ -232,7 +206,8 @@ impl Core {
         gang.min_amounts = min_amounts;
         gang.spec = spec;
         gang.deleted = false;
-        self.move_order(key, before, order);
+        let kind = gang.phase.kind();
+        self.move_order(key, order.in_phase(kind));
         if is_new_object {
             let finished = self.gangs.gangs.get_mut(&key).is_some_and(|gang| {
                 (gang.written, gang.placing_since) = (None, None);
@@ -255,7 +230,7 @@ impl Core {
     pub(crate) fn leased_amounts(&self, key: GangKey) -> Amounts {
         let mut sum = Amounts::default();
         for lease in self.leases.leases.values().filter(|lease| lease.charged && lease.gang == Some(key)) {
-            sum.add(&lease.taken.amounts);
+            sum.add(&lease.taken.amounts.of_pod());
         }
         sum
     }

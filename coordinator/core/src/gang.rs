@@ -1,6 +1,5 @@
 //! Gangs and pods as the core keeps them.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -14,13 +13,11 @@ use crate::amounts::Amounts;
 use crate::phase::Phase;
 use crate::place::PodNeed;
 use crate::reason::Reason;
+use crate::turn::OrderKey;
 
 /// Number of a gang: order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct GangKey(pub(crate) u64);
-
-/// Order of gangs: queue priority, priority, creation time, order of arrival, UID.
-pub(crate) type OrderKey = (Reverse<i32>, Reverse<i32>, Time, GangKey);
 
 /// One gang.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -70,7 +67,7 @@ pub(crate) struct Gang {
 
 impl Gang {
     pub(crate) fn key(&self) -> GangKey {
-        self.order.3
+        self.order.arrival
     }
 }
 

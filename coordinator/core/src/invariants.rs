@@ -68,7 +68,7 @@ fn check_queues(core: &Core) -> Result<(), String> {
     for lease in core.leases.leases.values().filter(|lease| lease.charged) {
         let Some(gang) = lease.gang.and_then(|key| core.gangs.gangs.get(&key)) else { continue };
         for (name, _) in core.queues.up_from(&gang.spec.queue) {
-            allocated.entry(name).or_default().add(&lease.taken.amounts);
+            allocated.entry(name).or_default().add(&lease.taken.amounts.of_pod());
         }
     }
     for gang in core.gangs.gangs.values() {
@@ -131,7 +131,7 @@ fn check_gangs(core: &Core) -> Result<(), String> {
                 }
             }
         }
-        let waits = core.waiting.contains_key(&gang.order);
+        let waits = core.is_waiting(gang);
         if matches!(kind, PhaseKind::Queued | PhaseKind::Admitted)
             && !waits
             && !gang.deleted

@@ -81,14 +81,14 @@ impl Core {
         };
         lease.charged = charge;
         let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get(&key)) else { return };
-        let queue = gang.spec.queue.clone();
+        let (queue, amounts) = (gang.spec.queue.clone(), lease.taken.amounts.of_pod());
         if charge {
-            self.queues.allocate(&queue, &lease.taken.amounts);
+            self.queues.allocate(&queue, &amounts);
         } else {
-            self.queues.release(&queue, &lease.taken.amounts);
+            self.queues.release(&queue, &amounts);
             self.quota_freed |= self.queues.is_limited(&queue);
         }
-        self.touched_queues.insert(queue);
+        self.touch_chain(&queue);
     }
 
     /// Asks for the end of a lease. Its GPUs stay taken until the agent says that it is gone; its queue

@@ -21,6 +21,8 @@ impl Core {
         let (before, after) = (gang.phase.kind(), phase.kind());
         gang.phase = phase;
         gang.note_phase(after);
+        let order = gang.order.in_phase(after);
+        self.move_order(key, order);
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
             self.charge_admission(key, Amounts::default());
@@ -89,19 +91,6 @@ impl Core {
         }
     }
 
-    /// The gang waits for a place, or does not any more.
-    pub(crate) fn set_waiting(&mut self, key: GangKey, waits: bool) {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let order = gang.order;
-        if waits {
-            self.waiting.insert(order, key);
-            self.to_try.insert(order);
-        } else {
-            self.waiting.remove(&order);
-            self.to_try.remove(&order);
-        }
-    }
-
     /// Reacts to a gang's facts.
     pub(crate) fn progress(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
         if self.progress_foreign(key, now, actions) {
@@ -163,10 +152,9 @@ impl Core {
             return;
         }
         self.charge_admission(key, Amounts::default());
+        self.set_waiting(key, false);
         let Some(gang) = self.gangs.gangs.remove(&key) else { return };
         self.gangs.by_name.remove(&gang.spec.name);
-        self.waiting.remove(&gang.order);
-        self.to_try.remove(&gang.order);
         self.queues.ensure(&gang.spec.queue).count(gang.phase.kind(), false);
         self.queues.want(&gang.spec.queue, &gang.wants, &Amounts::default());
         self.queues.forget_if_unused(&gang.spec.queue);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::ids::PodUid;
+use phalanx_common::ids::{PodUid, QueueName};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
@@ -16,9 +16,12 @@ use crate::core::{Core, Timer};
 use crate::gang::GangKey;
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
+use crate::queue::Queue;
 use crate::reason::Reason;
 use crate::required::Required;
+use crate::strict::Strict;
 use crate::tree::Gone;
+use crate::turn::Turns;
 
 /// Placements that fail are counted over this time.
 const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
@@ -55,27 +58,71 @@ impl Core {
             self.quota_freed = false;
             self.wake_all();
         }
-        let mut failed = Failed::new();
-        while let Some(order) = self.to_try.pop_first() {
-            let Some(key) = self.waiting.get(&order).copied() else { continue };
-            let Some(gang) = self.gangs.gangs.get(&key) else { continue };
-            match gang.phase.kind() {
-                PhaseKind::Queued | PhaseKind::Admitted => self.try_start(key, &mut failed, now),
-                PhaseKind::Running | PhaseKind::Degraded => self.try_grow(key, &mut failed, now),
-                PhaseKind::Reserving
-                | PhaseKind::Committing
-                | PhaseKind::Arming
-                | PhaseKind::Binding
-                | PhaseKind::Evicting
-                | PhaseKind::Finished => {}
-            }
-            self.write_gang_status(key, actions);
+        if !self.queues.to_try.is_empty() {
+            self.try_in_turn(now, actions);
         }
         self.room_seen = self.cluster.room_generation;
     }
 
-    fn try_start(&mut self, key: GangKey, failed: &mut Failed, now: Time) {
-        match self.start(key, failed, now) {
+    /// What queues are entitled to stays what it is for the whole pass; what they have of it is that of each moment.
+    fn try_in_turn(&mut self, now: Time, actions: &mut Vec<Action>) {
+        self.refresh_shares();
+        self.queues.wake_strict();
+        let (mut failed, mut strict) = (Failed::new(), Strict::default());
+        let mut turns = Turns::new(&self.queues);
+        while let Some((at, queue)) = turns.next(&self.queues) {
+            let queue = queue.clone();
+            let first = self.queues.take_first(&queue);
+            if let Some(key) = first {
+                self.try_one(key, &queue, &mut failed, &mut strict, now);
+                self.write_gang_status(key, actions);
+            }
+            if turns.made_at == self.queues.woken {
+                turns.tried(&self.queues, at);
+            } else {
+                // Others are to be tried as well, or are no more.
+                self.queues.wake_strict();
+                strict.begin_anew();
+                turns = Turns::new(&self.queues);
+            }
+        }
+    }
+
+    fn try_one(
+        &mut self,
+        key: GangKey,
+        queue: &QueueName,
+        failed: &mut Failed,
+        strict: &mut Strict,
+        now: Time,
+    ) {
+        let is_strict = self.queues.get(queue).is_some_and(Queue::is_strict);
+        let behind = if is_strict { strict.behind(self, key) } else { None };
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        match gang.phase.kind() {
+            PhaseKind::Queued | PhaseKind::Admitted => self.try_start(key, behind, failed, now),
+            PhaseKind::Running | PhaseKind::Degraded => match behind {
+                Some(reason) => {
+                    let waiting = u32::try_from(self.candidates(gang).len()).unwrap_or(u32::MAX);
+                    self.set_waiting_reason(key, waiting, Some(reason));
+                }
+                None => self.try_grow(key, failed, now),
+            },
+            PhaseKind::Reserving
+            | PhaseKind::Committing
+            | PhaseKind::Arming
+            | PhaseKind::Binding
+            | PhaseKind::Evicting
+            | PhaseKind::Finished => {}
+        }
+        if is_strict {
+            strict.note(self, key);
+        }
+    }
+
+    /// `behind`: what it would wait behind, were it admissible and able to run at all.
+    fn try_start(&mut self, key: GangKey, behind: Option<Reason>, failed: &mut Failed, now: Time) {
+        match self.start(key, behind, failed, now) {
             Ok(()) => self.set_reason(key, None),
             Err((reason, PhaseKind::Admitted)) => self.set_reason(key, Some(reason)),
             Err((reason, _)) => {
@@ -94,7 +141,13 @@ impl Core {
     }
 
     /// Admits and places a gang. An error says why not, and in which phase the gang stays.
-    fn start(&mut self, key: GangKey, failed: &mut Failed, now: Time) -> Result<(), (Reason, PhaseKind)> {
+    fn start(
+        &mut self,
+        key: GangKey,
+        behind: Option<Reason>,
+        failed: &mut Failed,
+        now: Time,
+    ) -> Result<(), (Reason, PhaseKind)> {
         let queued = |reason| (reason, PhaseKind::Queued);
         let admitted = |reason| (reason, PhaseKind::Admitted);
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
@@ -102,6 +155,11 @@ impl Core {
         let required = self.required(gang);
         let charge = Self::admission_charge(gang, &required);
         let order = gang.order;
+        if let Some(reason) =
+            behind.filter(|_| self.queues.above_ceiling(&gang.spec.queue, &charge).is_none())
+        {
+            return Err(queued(reason));
+        }
         let behind = match self.check_quota(key, order, &required, &charge) {
             Ok(behind) => behind,
             Err(reason) => {
@@ -139,7 +197,11 @@ impl Core {
                 }
             }
         }
-        match self.place_minimum(key, &required, failed, now) {
+        let placed = match self.check_guarantee(key, &required) {
+            Some(held) => Err(held),
+            None => self.place_minimum(key, &required, failed, now),
+        };
+        match placed {
             Ok(()) => {
                 self.push_back(&behind);
                 Ok(())
@@ -286,9 +348,12 @@ impl Core {
             let kind = (candidate.task.clone(), need.clone());
             let one = Required { pods: vec![candidate], minimum: 1, all: 1 };
             let mut sum = asked.clone();
-            sum.add(&need.amounts);
+            sum.add(&need.amounts.of_pod());
             let held = if let Some(over) = self.queues.over(&gang.spec.queue, &gone, &sum) {
                 Held::Known(over.beside(&asked).reason(&gang.spec.queue))
+            } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &need.amounts.of_pod())
+            {
+                Held::Known(reason)
             } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
                 Held::Known(reason.clone())
             } else if more.first.is_some() && too_large.contains(&kind) {
@@ -297,7 +362,7 @@ impl Core {
             } else {
                 match place(&self.cluster, &mut overlay, &more.shape, &one.pods) {
                     Ok(places) => {
-                        asked.add(&need.amounts);
+                        asked.add(&need.amounts.of_pod());
                         more.placed.extend(places);
                         continue;
                     }

@@ -12,11 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::QueueStatus;
 use crate::amounts::{Amounts, ResourceKey, ResourceTable};
-use crate::gang::{GangKey, OrderKey};
+use crate::gang::GangKey;
 use crate::phase::PhaseKind;
 use crate::queues::{QueueProblem, ROOT};
 use crate::reason::{QueueHeld, Reason};
 use crate::shares::Share;
+use crate::turn::OrderKey;
 
 /// One queue. A queue that gangs name and nobody made has no spec and takes no gang.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -58,6 +59,10 @@ pub(crate) struct Queue {
     /// Admitted gangs that hold a charge and no place yet, in order.
     #[serde(with = "crate::pairs")]
     pub(crate) admitted: BTreeMap<OrderKey, GangKey>,
+    /// Gangs that wait for a place, or for a place for more pods, and those of them to be tried in the next pass.
+    #[serde(with = "crate::pairs")]
+    pub(crate) waiting: BTreeMap<OrderKey, GangKey>,
+    pub(crate) to_try: BTreeSet<OrderKey>,
     counts: BTreeMap<PhaseKind, u32>,
     pub(crate) written: Option<QueueStatus>,
     /// When one was written last, or tried.
@@ -127,6 +132,7 @@ impl Queue {
         self.named = deserved.map(|(name, amount)| (table.key(name), amount)).collect();
         self.asked_guarantee =
             spec.as_ref().map_or_else(Amounts::default, |spec| table.amounts(&spec.guarantee));
+        self.guarantee = self.asked_guarantee.clone();
         self.spec = spec;
     }
 
@@ -188,6 +194,7 @@ impl Queue {
         };
         QueueStatus {
             allocated: table.resources(&self.allocated),
+            reservation: table.resources(&self.unmet),
             pending: count(Queued),
             inqueue: [Admitted, Reserving, Committing, Arming, Binding].map(count).iter().sum(),
             running: [Running, Degraded, Evicting].map(count).iter().sum(),
@@ -204,8 +211,14 @@ fn limits(capability: &Resources, table: &mut ResourceTable) -> Vec<(ResourceKey
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Queues {
     pub(crate) queues: BTreeMap<QueueName, Queue>,
+    /// Those with gangs to be tried in the next pass.
+    pub(crate) to_try: BTreeSet<QueueName>,
+    /// Counts up with each change of who is to be tried that a pass does not make itself.
+    pub(crate) woken: u64,
     /// Something is set aside for one of them.
     pub(crate) has_guarantees: bool,
+    /// Nothing is wrong with a queue that was not said.
+    pub(crate) are_problems_told: bool,
     /// `capacity_generation` of the cluster that guarantees and shares were last compared with.
     pub(crate) capacity_seen: Option<u64>,
     /// What all nodes that are there had then.
@@ -222,7 +235,10 @@ impl Default for Queues {
     fn default() -> Self {
         Self {
             queues: BTreeMap::from([(QueueName::from(ROOT), Queue::default())]),
+            to_try: BTreeSet::new(),
+            woken: 0,
             has_guarantees: false,
+            are_problems_told: false,
             capacity_seen: None,
             capacity: Amounts::default(),
             are_shares_fresh: false,

@@ -170,6 +170,20 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// It waits until a queue has more, or for its turn there.
+    pub(crate) fn is_for_quota(&self) -> bool {
+        match self {
+            Self::QuotaUsed { .. } => true,
+            Self::Queue(held) => held.is_for_a_while(),
+            _ => false,
+        }
+    }
+
+    /// It waits until others leave nodes, or nodes open.
+    pub(crate) const fn is_for_room(&self) -> bool {
+        matches!(self, Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. })
+    }
+
     /// True where the nodes that there are could not take it if they were empty.
     pub(crate) const fn is_of_the_nodes(&self) -> bool {
         matches!(

@@ -16,21 +16,18 @@ use crate::queues::ROOT;
 /// What a queue is entitled to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Share {
-    limits: BTreeMap<ResourceKey, Option<u64>>,
-    /// Of what nobody asks for and no node has.
-    otherwise: Option<u64>,
+    limits: BTreeMap<ResourceKey, u64>,
 }
 
 impl Share {
-    /// Of one resource; `None` = it has no limit.
+    /// Of one resource; `None` = it has no limit. What no node has is shared by nobody.
     pub(crate) fn limit(&self, key: ResourceKey) -> Option<u64> {
-        self.limits.get(&key).copied().unwrap_or(self.otherwise)
+        self.limits.get(&key).copied()
     }
 
     /// All of the cluster.
     fn of_root(capacity: &Amounts) -> Self {
-        let limits = capacity.keys().map(|key| (key, Some(capacity.get(key)))).collect();
-        Self { limits, otherwise: Some(0) }
+        Self { limits: capacity.keys().map(|key| (key, capacity.get(key))).collect() }
     }
 }
 
@@ -249,15 +246,14 @@ impl Queues {
         let (by_name, by_weight): (Vec<_>, Vec<_>) = children.partition(|(_, queue)| !queue.named.is_empty());
         let mut shares: BTreeMap<&QueueName, Share> = BTreeMap::new();
         for (name, queue) in &by_name {
-            let limits = keys.iter().map(|key| (*key, queue.named_share(*key))).collect();
-            shares.insert(name, Share { limits, otherwise: None });
+            let limits = keys.iter().filter_map(|key| Some((*key, queue.named_share(*key)?))).collect();
+            shares.insert(name, Share { limits });
         }
         for (name, _) in &by_weight {
-            let otherwise = parent.share.otherwise;
-            shares.insert(name, Share { limits: BTreeMap::new(), otherwise });
+            shares.insert(name, Share::default());
         }
         for key in keys {
-            let total = parent.share.limit(*key);
+            let Some(total) = parent.share.limit(*key) else { continue };
             // Of what those with a share of their own leave; one that names no limit leaves it all to the others.
             let taken = |queue: &Queue| {
                 let uses = queue.demand.get(*key).max(queue.kept.get(*key));
@@ -266,10 +262,10 @@ impl Queues {
             let taken = by_name.iter().map(|(_, queue)| taken(queue)).fold(0, u64::saturating_add);
             let sharers: Vec<Sharer<'_>> =
                 by_weight.iter().map(|(name, queue)| queue.sharer(name, *key)).collect();
-            let given = total.map(|total| fill(total.saturating_sub(taken), &sharers));
-            for (at, (name, _)) in by_weight.iter().enumerate() {
+            let given = fill(total.saturating_sub(taken), &sharers);
+            for ((name, _), amount) in by_weight.iter().zip(given) {
                 if let Some(share) = shares.get_mut(name) {
-                    share.limits.insert(*key, given.as_ref().map(|given| given[at]));
+                    share.limits.insert(*key, amount);
                 }
             }
         }
@@ -293,7 +289,7 @@ impl Core {
         let mut wants = Amounts::default();
         if !gang.deleted {
             let pods = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod);
-            pods.filter(|pod| pod.may_be_placed()).for_each(|pod| wants.add(&pod.need.amounts));
+            pods.filter(|pod| pod.may_be_placed()).for_each(|pod| wants.add(&pod.need.amounts.of_pod()));
             if matches!(gang.phase, Phase::Queued | Phase::Admitted) {
                 wants.raise_to(&gang.min_amounts);
             }

@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, LeaseId};
-use phalanx_common::resources::{ResourceName, Resources, format_amount};
+use phalanx_common::resources::{ResourceName, Resources};
 use phalanx_common::units::Time;
 
-use crate::amounts::Amounts;
 use crate::cluster::EarlyEnd;
 use crate::cluster::Node;
 use crate::core::Core;
 use crate::gang::{Gang, Pod, natural};
 use crate::phase::PhaseKind;
 use crate::place::feasible_nodes;
+use crate::quotas::quota_texts;
 use crate::reason::Reason;
 use crate::status::pod_group_phase;
 use crate::view::{
-    Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QueueView, QuotaView,
-    ReasonView, StateView,
+    Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QuotaView, ReasonView,
+    StateView,
 };
 use crate::why::free_amounts;
 
@@ -63,28 +63,6 @@ impl Core {
             pod: self.pod_view(pod),
         };
         pods.map(view).collect()
-    }
-
-    fn queue_views(&self) -> Vec<QueueView> {
-        let views = self.queues.queues.iter().filter_map(|(name, queue)| {
-            let spec = queue.spec.as_ref()?;
-            let status = queue.status(&self.cluster.resources);
-            let mut charged = queue.charged.clone();
-            charged.add(&queue.allocated);
-            Some(QueueView {
-                name: name.clone(),
-                priority: spec.priority,
-                open: spec.open,
-                capability: spec.capability.clone(),
-                allocated: status.allocated,
-                charged: self.cluster.resources.resources(&charged),
-                pending: status.pending,
-                inqueue: status.inqueue,
-                running: status.running,
-                completed: status.completed,
-            })
-        });
-        views.collect()
     }
 
     fn gang_view(&self, gang: &Gang) -> GangView {
@@ -244,10 +222,9 @@ impl Core {
         if !matches!(gang.reason, Some(Reason::QuotaUsed { .. })) {
             return None;
         }
-        let ahead = self.waiting.range(..gang.order).filter_map(|(_, key)| self.gangs.gangs.get(key));
-        let ahead = ahead.filter(|other| {
-            other.spec.queue == gang.spec.queue && matches!(other.reason, Some(Reason::QuotaUsed { .. }))
-        });
+        let waiting = &self.queues.get(&gang.spec.queue)?.waiting;
+        let ahead = waiting.range(..gang.order).filter_map(|(_, key)| self.gangs.gangs.get(key));
+        let ahead = ahead.filter(|other| matches!(other.reason, Some(Reason::QuotaUsed { .. })));
         match ahead.count() {
             0 => None,
             1 => Some("ahead of it: 1 gang of its queue waits for quota too and is served first".to_owned()),
@@ -256,50 +233,11 @@ impl Core {
             )),
         }
     }
-
-    fn quota_views(&self, gang: &Gang) -> Vec<QuotaView> {
-        let Some(queue) = self.queues.get(&gang.spec.queue) else { return Vec::new() };
-        let mut asked = Amounts::default();
-        if matches!(gang.phase.kind(), PhaseKind::Running | PhaseKind::Degraded) {
-            // It has its minimum, or had it: what waits is placed pod by pod.
-            if let Some(next) = self.candidates(gang).first() {
-                asked.add(&next.need.amounts);
-            }
-        } else {
-            for candidate in self.required(gang).pods {
-                asked.add(&candidate.need.amounts);
-            }
-            asked.raise_to(&gang.min_amounts);
-        }
-        let mut used = queue.charged.clone();
-        used.add(&queue.allocated);
-        // Its own charge is no use by others.
-        used.subtract(&gang.charge);
-        let view = |key| QuotaView {
-            resource: Arc::from(self.cluster.resources.name(key)),
-            limit: queue.limit(key),
-            used: used.get(key),
-            asked: asked.get(key),
-        };
-        asked.keys().map(view).collect()
-    }
 }
 
 fn explain_lines(view: &GangView, quota: &[QuotaView], feasible: Option<u32>, nodes: u32) -> Vec<String> {
     let mut lines = Vec::new();
-    let limited = quota.iter().filter_map(|quota| {
-        let limit = quota.limit?;
-        let left = limit.saturating_sub(quota.used);
-        let amount = |amount| format_amount(&quota.resource, amount);
-        Some(format!(
-            "{} {} left of {} (asks {})",
-            quota.resource,
-            amount(left),
-            amount(limit),
-            amount(quota.asked)
-        ))
-    });
-    let limited: Vec<String> = limited.collect();
+    let limited = quota_texts(quota);
     let text = if quota.is_empty() && view.reason.is_none() {
         "it asks for nothing more".to_owned()
     } else if limited.is_empty() {

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use phalanx_common::ids::QueueName;
 use phalanx_common::queue::QueueSpec;
 
-use crate::amounts::Amounts;
+use crate::action::{Action, Command};
+use crate::amounts::{Amounts, ResourceKey};
 use crate::core::Core;
 use crate::queue::{Over, Queue, Queues};
 use crate::queues::{QueueProblem, ROOT, problem};
@@ -95,6 +96,7 @@ impl Queues {
     /// Specs changed: the tree is put together anew. A queue whose parent is missing, or above and below it at once,
     /// hangs below the root, so that what it has is counted somewhere.
     pub(crate) fn rebuild(&mut self) {
+        self.are_problems_told = false;
         let specs: Vec<QueueSpec> = self.queues.values().filter_map(|queue| queue.spec.clone()).collect();
         let by_name: BTreeMap<&QueueName, &QueueSpec> = specs.iter().map(|spec| (&spec.name, spec)).collect();
         let root = QueueName::from(ROOT);
@@ -176,6 +178,21 @@ impl Queues {
         self.up_from(name).any(|(known, _)| known == above)
     }
 
+    /// Those of them that something of a resource is set aside for.
+    pub(crate) fn owners_of_guarantees(&self, name: &QueueName, key: ResourceKey) -> Vec<QueueName> {
+        let own: Vec<&QueueName> = self.up_from(name).map(|(name, _)| name).collect();
+        let lacks = |(_, queue): &(&QueueName, &Queue)| {
+            queue.unmet.get(key) > 0 && queue.unmet.get(key) > queue.below_unmet.get(key)
+        };
+        let others = self.queues.iter().filter(|(name, _)| !own.contains(name));
+        others.filter(lacks).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// What is set aside for the queue right below the root that a queue is a part of.
+    pub(crate) fn guarantee_above(&self, name: &QueueName) -> Amounts {
+        self.chain(name).last().map_or_else(Amounts::default, |top| self.guarantee_of(top))
+    }
+
     /// What is set aside for others and not used by them, as far as it is not lent to this queue.
     pub(crate) fn guaranteed_to_others(&self, name: &QueueName) -> Amounts {
         let mut sum = Amounts::default();
@@ -209,6 +226,30 @@ impl Core {
     /// A queue and its ancestors below the root, from below.
     pub(crate) fn chain(&self, queue: &QueueName) -> Vec<QueueName> {
         self.queues.chain(queue)
+    }
+
+    /// What a queue has is another, and so is what those above it have.
+    pub(crate) fn touch_chain(&mut self, queue: &QueueName) {
+        self.touched_queues.extend(self.queues.up_from(queue).map(|(name, _)| name.clone()));
+    }
+
+    /// Says once of each queue that is set aside what is wrong with it.
+    pub(crate) fn tell_problems(&mut self, actions: &mut Vec<Action>) {
+        if std::mem::replace(&mut self.queues.are_problems_told, true) {
+            return;
+        }
+        let mut messages = Vec::new();
+        for queue in self.queues.queues.values_mut() {
+            let problem = queue.problem.as_ref().map(ToString::to_string);
+            if queue.told != problem {
+                messages.extend(problem.clone());
+                queue.told = problem;
+            }
+        }
+        for problem in messages {
+            let message = format!("{problem}; its gangs wait until that is corrected");
+            self.emit(Command::Warn { message }, actions);
+        }
     }
 
     /// What the placed pods of a queue and of those below it hold.

@@ -232,7 +232,14 @@ mod tests {
         ] {
             allocated.set(ResourceName::parse(name).unwrap(), amount);
         }
-        let status = QueueStatus { allocated, pending: 1, inqueue: 2, running: 3, completed: 4 };
+        let status = QueueStatus {
+            allocated,
+            pending: 1,
+            inqueue: 2,
+            running: 3,
+            completed: 4,
+            ..QueueStatus::default()
+        };
         let shown = shown_queue(&queue_status(&Value::Null, &status));
         assert_eq!(shown.allocated, status.allocated);
         assert_eq!([shown.pending, shown.inqueue, shown.running, shown.completed], [1, 2, 3, 4]);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use phalanx_common::ids::{GangName, QueueName};
+use phalanx_common::ids::{GangName, NodeName, QueueName};
 use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 use serde::{Deserialize, Serialize};
 
@@ -95,12 +95,19 @@ pub enum QueueHeld {
         queue: QueueName,
         /// The gang before it.
         first: GangName,
+        /// The nodes that it must have, by its labels, where it says so.
+        pool: Option<Arc<str>>,
         /// A node that both could use.
-        node: Arc<str>,
+        node: NodeName,
     },
 }
 
 impl QueueHeld {
+    /// It passes when others give back what they have.
+    pub(super) const fn is_for_a_while(&self) -> bool {
+        matches!(self, Self::AncestorUsed { .. } | Self::Guaranteed { .. } | Self::Behind { .. })
+    }
+
     /// Short name, stable.
     pub(super) const fn code(&self) -> &'static str {
         match self {
@@ -234,6 +241,9 @@ impl fmt::Display for QueueHeld {
                     amount(kept),
                     amount(asked)
                 )
+            }
+            Self::Behind { first, pool: Some(pool), .. } => {
+                write!(formatter, "strict order: behind {first} in pool {pool}")
             }
             Self::Behind { first, node, .. } => {
                 write!(formatter, "strict order: behind {first}, which could use node {node} too")
