@@ -101,6 +101,12 @@ pub fn queue_status(previous: &Value, status: &QueueStatus) -> Value {
     };
     new.insert("state".to_owned(), json!(state));
     new.insert("allocated".to_owned(), resources_to_json(&status.allocated));
+    if !status.reservation.is_empty() || new.contains_key("reservation") {
+        // Nodes that somebody else has set aside stay.
+        let mut reservation = new.get("reservation").and_then(Value::as_object).cloned().unwrap_or_default();
+        reservation.insert("resource".to_owned(), resources_to_json(&status.reservation));
+        new.insert("reservation".to_owned(), Value::Object(reservation));
+    }
     let counts = [
         ("pending", status.pending),
         ("inqueue", status.inqueue),
@@ -142,16 +148,9 @@ pub fn shown_gang(status: &Value) -> ShownGang {
 /// The same of a queue's status.
 #[must_use]
 pub fn shown_queue(status: &Value) -> ShownQueue {
-    let mut allocated = Resources::new();
-    for (name, amount) in status.get("allocated").and_then(Value::as_object).into_iter().flatten() {
-        let Ok(name) = ResourceName::parse(name) else { continue };
-        let amount = amount.as_str().and_then(|text| parse_quantity(&name, text).ok());
-        if let Some(amount) = amount.filter(|amount| *amount > 0) {
-            allocated.set(name, amount);
-        }
-    }
     let mut shown = ShownQueue {
-        allocated,
+        allocated: shown_amounts(status.get("allocated")),
+        reservation: shown_amounts(status.pointer("/reservation/resource")),
         pending: number(status, "pending"),
         inqueue: number(status, "inqueue"),
         running: number(status, "running"),
@@ -163,6 +162,18 @@ pub fn shown_queue(status: &Value) -> ShownQueue {
     if closed_state(state, gangs).is_some_and(|right| right != state) {
         // Whoever closed it wrote only that: it is to be written as a whole.
         shown.pending = u64::MAX;
+    }
+    shown
+}
+
+fn shown_amounts(amounts: Option<&Value>) -> Resources {
+    let mut shown = Resources::new();
+    for (name, amount) in amounts.and_then(Value::as_object).into_iter().flatten() {
+        let Ok(name) = ResourceName::parse(name) else { continue };
+        let amount = amount.as_str().and_then(|text| parse_quantity(&name, text).ok());
+        if let Some(amount) = amount.filter(|amount| *amount > 0) {
+            shown.set(name, amount);
+        }
     }
     shown
 }
@@ -232,14 +243,23 @@ mod tests {
         ] {
             allocated.set(ResourceName::parse(name).unwrap(), amount);
         }
+        let mut reservation = Resources::new();
+        reservation.set(ResourceName::parse("nvidia.com/gpu").unwrap(), 2);
         let status = QueueStatus {
             allocated,
             pending: 1,
             inqueue: 2,
             running: 3,
             completed: 4,
-            ..QueueStatus::default()
+            reservation: reservation.clone(),
         };
+        let before = json!({ "reservation": { "nodes": ["n1"], "resource": { "cpu": "9" } } });
+        let written = queue_status(&before, &status);
+        assert_eq!(written["reservation"], json!({ "nodes": ["n1"], "resource": { "nvidia.com/gpu": "2" } }));
+        let shown = shown_queue(&written);
+        assert_eq!((&shown.allocated, &shown.reservation), (&status.allocated, &reservation));
+        let none = queue_status(&Value::Null, &QueueStatus::default());
+        assert_eq!((none.get("reservation"), shown_queue(&none).reservation), (None, Resources::new()));
         let shown = shown_queue(&queue_status(&Value::Null, &status));
         assert_eq!(shown.allocated, status.allocated);
         assert_eq!([shown.pending, shown.inqueue, shown.running, shown.completed], [1, 2, 3, 4]);
