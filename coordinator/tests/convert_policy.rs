@@ -306,6 +306,15 @@ fn a_wrong_annotation_is_told_with_an_example_and_takes_no_gang_with_it() {
     }
     let (_, warnings) = gang(&group_with(&[], &[("volcano.sh/cooldown-time", "x")]));
     assert!(warnings[0].starts_with("PodGroup team/g: metadata.labels[volcano.sh/cooldown-time]: "));
+    // Labels are read as annotations are; a node may be asked for with whatever label it has.
+    let labelled = |label: &str| {
+        let metadata = format!(", labels: {{{label}}}");
+        document("PodGroup", "scheduling.volcano.sh/v1beta1", &metadata, "{minMember: 1}")
+    };
+    let said = refused(&labelled("volcano.sh/cooldown-time: x"));
+    assert!(said[0].contains("error: metadata.labels[volcano.sh/cooldown-time]: must be a time"), "{said:?}");
+    let selector = json!({ "nodeSelector": { "volcano.sh/preemptable": "sometimes" } });
+    assert_eq!(pod(&pod_with(&[], &[], &selector)).0.blockers, []);
     // A pod says it too, once: not with each of its changes.
     let mut object = pod_with(&[("volcano.sh/preemptable", "no")], &[], &json!({}));
     let (spec, warnings) = pod(&object);

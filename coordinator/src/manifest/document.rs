@@ -9,7 +9,9 @@ use super::amounts::resources_to_json;
 use super::circles::in_circles;
 use super::group::{read_node, read_pod_group, read_priority};
 use super::job::read_job;
-use super::names::{MAX_LABEL, name_problem, read_annotations, read_label_name, read_labels, read_name};
+use super::names::{
+    MAX_LABEL, name_problem, read_annotations, read_label_name, read_labels, read_labels_of_gangs, read_name,
+};
 use super::pod::read_pod;
 use super::queue::{check_shares, read_queue, read_queue_policy};
 use super::reader::{Cursor, Fields, Severity, Sink};
@@ -312,6 +314,10 @@ fn read_metadata(cursor: &Cursor<'_>, kind: Kind, sink: &mut Sink) -> Option<Met
         Some(at) => read_label_name(&at, sink).unwrap_or_default(),
         None if kind.is_cluster_scoped() => String::new(),
         None => "default".to_owned(),
+    };
+    let read_labels = match kind {
+        Kind::Pod | Kind::PodGroup | Kind::Job => read_labels_of_gangs,
+        _ => read_labels,
     };
     metadata.labels = fields.get("labels").map(|at| read_labels(&at, sink)).unwrap_or_default();
     metadata.annotations =

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::group::{read_priority_class, read_queue_name};
-use super::names::{DEFAULT_QUEUE, MAX_LABEL, read_annotations, read_label_name, read_labels};
+use super::names::{DEFAULT_QUEUE, MAX_LABEL, read_annotations, read_label_name, read_labels_of_gangs};
 use super::pod::{PodFields, read_pod, read_scheduler};
 use super::policy::parse_run_time;
 use super::reader::{Cursor, Fields, Sink};
@@ -193,7 +193,7 @@ fn read_task(cursor: &Cursor<'_>, at: usize, sink: &mut Sink) -> Option<TaskFiel
 fn read_template(cursor: &Cursor<'_>, task: &mut TaskFields, sink: &mut Sink) {
     let Some(mut fields) = cursor.fields(sink) else { return };
     if let Some(mut metadata) = fields.get("metadata").and_then(|at| at.fields(sink)) {
-        task.labels = metadata.get("labels").map(|at| read_labels(&at, sink)).unwrap_or_default();
+        task.labels = metadata.get("labels").map(|at| read_labels_of_gangs(&at, sink)).unwrap_or_default();
         task.annotations =
             metadata.get("annotations").map(|at| read_annotations(&at, sink)).unwrap_or_default();
         metadata.ignore(&["name", "namespace", "generateName", "creationTimestamp"]);

@@ -149,12 +149,19 @@ pub fn read_labels(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String, Str
         } else if !text.is_empty() && !is_qualified_text(text) {
             let found = shorten(text);
             value.error(sink, format!("a label value must be at most 63 letters, digits, -, _ and ., beginning and ending with a letter or digit, found {found:?}"));
-        } else if let Some(problem) =
-            policy::AS_LABELS.contains(&key).then(|| policy::problem(key, text)).flatten()
-        {
-            value.error(sink, problem);
         } else {
             labels.insert(key.to_owned(), text.to_owned());
+        }
+    }
+    labels
+}
+
+/// Reads labels of pods and of what makes them, and checks those whose meaning we know.
+pub fn read_labels_of_gangs(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String, String> {
+    let labels = read_labels(cursor, sink);
+    for key in policy::AS_LABELS {
+        if let Some(problem) = labels.get(key).and_then(|text| policy::problem(key, text)) {
+            cursor.entry_or_self(key).error(sink, problem);
         }
     }
     labels
