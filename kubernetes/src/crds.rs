@@ -76,8 +76,10 @@ fn make_spec_optional(definition: &mut CustomResourceDefinition) {
 /// Resources whose shares an API server compares. All of them would cost more than it allows for a rule, because a map
 /// has any number of entries; the coordinator compares the rest, and sets a queue aside that contradicts itself.
 const COMPARED: [&str; 3] = ["cpu", "memory", "nvidia.com/gpu"];
-/// Amounts that must not be above other ones: where they stand in the spec, and what the field must have for that.
-const AT_MOST: [((&str, &str), (&str, &str)); 3] = [
+/// A field of a queue's spec, and where its amounts stand.
+type Shares = (&'static str, &'static str);
+/// Amounts that must not be above other ones.
+const AT_MOST: [(Shares, Shares); 3] = [
     (("deserved", "self.deserved"), ("capability", "self.capability")),
     (("guarantee", "self.guarantee.resource"), ("deserved", "self.deserved")),
     (("guarantee", "self.guarantee.resource"), ("capability", "self.capability")),
@@ -107,7 +109,7 @@ fn add_queue_rules(definition: &mut CustomResourceDefinition) {
 }
 
 /// Numbers are compared with numbers, texts with texts: what is written in two ways is for the coordinator.
-fn at_most((name, less): (&str, &str), (limit_name, limit): (&str, &str), resource: &str) -> ValidationRule {
+fn at_most((name, less): Shares, (limit_name, limit): Shares, resource: &str) -> ValidationRule {
     let there = |path: &str| {
         let mut parts = path.match_indices('.').skip(1).map(|(at, _)| &path[..at]).collect::<Vec<_>>();
         parts.push(path);
