@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use phalanx_common::gang::PodPhase;
 use phalanx_common::ids::QueueName;
 
 use crate::amounts::{Amounts, ResourceKey};
@@ -13,7 +12,6 @@ use crate::queue::{Over, Queue};
 use crate::queues::ROOT;
 use crate::reason::{QueueHeld, Reason};
 use crate::required::Required;
-use crate::tree::Gone;
 use crate::turn::OrderKey;
 use crate::whole::task_minima;
 
@@ -117,7 +115,9 @@ impl Core {
             let lower_to = self.lower_to(&name, &over, required);
             return Err(over.never(&name, lower_to));
         }
-        let mut gone = Gone::from([(name.clone(), gang.charge.clone())]);
+        // What goes for it counts as gone already.
+        let mut gone = self.going_for(key);
+        gone.entry(name.clone()).or_default().add(&gang.charge);
         let mut behind = Vec::new();
         let gives_way = self.is_overdue(gang) && self.check_pods(gang, required).is_err();
         for (other, other_key) in queue.admitted.iter().rev() {
@@ -241,8 +241,7 @@ impl Core {
         task_minima(&gang.spec).into_iter().find_map(|(task, minimum)| {
             let placed = required.pods.iter().filter(|candidate| candidate.task == *task).count();
             let pods = self.gangs.pods_of(&gang.spec.name);
-            let ended =
-                pods.filter(|(_, pod)| pod.spec.task == *task && pod.spec.phase == PodPhase::Succeeded);
+            let ended = pods.filter(|(_, pod)| pod.spec.task == *task && pod.ended_well());
             let have = u32::try_from(placed + ended.count()).unwrap_or(u32::MAX);
             (have < minimum).then(|| (task.clone(), have, minimum))
         })

@@ -12,12 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::amounts::Amounts;
+use crate::backfill::Hold;
 use crate::claims::Claims;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::event::{DisruptionBudget, Event};
+use crate::eviction::EvictionMemory;
 use crate::foreign::ForeignPlan;
 use crate::gang::{GangKey, Gangs};
 use crate::lease::Leases;
+use crate::making_room::RoomPlan;
 use crate::others::Others;
 use crate::place::PodNeed;
 use crate::queue::Queues;
@@ -37,6 +40,8 @@ pub(crate) enum Pending {
     GangStatus(GangKey),
     /// Status of a queue.
     QueueStatus(QueueName),
+    /// A plan that evicts others for a gang.
+    RoomPlan(GangKey),
     /// Removal of a gang's plan: tried again when it failed.
     PlanRemoval(GangName),
     /// Fence of a pod of an earlier leader's plan.
@@ -112,6 +117,24 @@ pub struct Core {
     /// Pods of leases that nobody here knows, while a write to them is on its way and they are not known to be gone.
     #[serde(default, with = "crate::pairs")]
     pub(crate) strangers_fenced: BTreeMap<LeaseId, PodUid>,
+    /// Plans that evict others, by the gang that they are made for.
+    #[serde(default)]
+    pub(crate) rooms: BTreeMap<GangKey, RoomPlan>,
+    /// What is held for gangs that have waited long.
+    #[serde(default)]
+    pub(crate) holds: BTreeMap<GangKey, Hold>,
+    /// Pods that go, and for whom.
+    #[serde(default)]
+    pub(crate) victims: BTreeMap<PodUid, GangKey>,
+    /// Somebody may be evicted now who could not be before.
+    #[serde(default)]
+    pub(crate) eviction_news: bool,
+    /// When everything stored was known.
+    #[serde(default)]
+    pub(crate) started_at: Time,
+    /// Found out in this pass.
+    #[serde(skip)]
+    pub(crate) eviction_memory: EvictionMemory,
     /// Plans read at start.
     pub(crate) plans_found: Vec<GangPlan>,
     /// What agents told before everything stored was known.
@@ -168,6 +191,12 @@ impl Core {
             touched_queues: BTreeSet::new(),
             foreign: BTreeMap::new(),
             strangers_fenced: BTreeMap::new(),
+            rooms: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            victims: BTreeMap::new(),
+            eviction_news: false,
+            started_at: Time(0),
+            eviction_memory: EvictionMemory::default(),
             plans_found: Vec::new(),
             reports: BTreeMap::new(),
             quota_freed: false,
@@ -194,6 +223,7 @@ impl Core {
         self.last_need = None;
         self.others.last = None;
         self.claims.last = None;
+        self.forget_evictable();
         self.clone()
     }
 
@@ -275,7 +305,10 @@ impl Core {
     }
 
     fn is_settled(&self) -> bool {
-        let is_quiet = self.touched.is_empty() && self.queues.to_try.is_empty() && !self.quota_freed;
+        let is_quiet = self.touched.is_empty()
+            && self.queues.to_try.is_empty()
+            && !self.quota_freed
+            && !self.eviction_news;
         is_quiet && self.room_seen == self.cluster.room_generation
     }
 

@@ -147,6 +147,7 @@ impl Core {
         self.gangs.by_name.insert(spec.name.clone(), key);
         let gang = Gang {
             min_amounts: self.min_amounts(&spec),
+            waiting_since: spec.created.min(self.now),
             spec,
             deleted: false,
             order,
@@ -161,6 +162,10 @@ impl Core {
             drops_in_row: 0,
             refused: None,
             not_before: Time(0),
+            evict_not_before: Time(0),
+            evict_failures: 0,
+            running_since: None,
+            preempted: None,
             written: None,
             stray_due: None,
             placing_since: None,
@@ -292,6 +297,7 @@ impl Core {
         self.gangs.pods_of.entry(gang.clone()).or_default().insert(uid.clone());
         self.gangs.pods.insert(uid.clone(), Pod { spec, need, lease, awaits_claims, has_one_pod_claims });
         self.note_holder(&uid);
+        self.touch_claimant(&uid);
         if let Some(key) = self.gangs.key(&gang) {
             self.touched.insert(key);
             self.note_binding(key, &uid);
@@ -391,6 +397,7 @@ impl Core {
     pub(crate) fn delete_pod(&mut self, uid: &PodUid) {
         self.forget_other(uid);
         self.strangers_fenced.retain(|_, pod| pod != uid);
+        self.touch_claimant(uid);
         let Some(pod) = self.gangs.pods.remove(uid) else { return };
         self.unlink_claims(&pod.spec);
         let gang = pod.spec.gang.clone();

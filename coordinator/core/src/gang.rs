@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_common::gang::{GangSpec, PodSpec};
+use phalanx_common::gang::{GangSpec, PodPhase, PodSpec};
 use phalanx_common::ids::{GangName, LeaseId, PodUid};
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,21 @@ pub(crate) struct Gang {
     pub(crate) refused: Option<Arc<str>>,
     /// Not to be tried before.
     pub(crate) not_before: Time,
+    /// Nobody is evicted for it before.
+    #[serde(default)]
+    pub(crate) evict_not_before: Time,
+    /// Plans for it in a row that evicted others and were dropped.
+    #[serde(default)]
+    pub(crate) evict_failures: u32,
+    /// Since when it waits: for its start, or to start anew.
+    #[serde(default)]
+    pub(crate) waiting_since: Time,
+    /// Since when it has run as a whole.
+    #[serde(default)]
+    pub(crate) running_since: Option<Time>,
+    /// The gang that has its place, and since when; until it runs again.
+    #[serde(default)]
+    pub(crate) preempted: Option<(GangName, Time)>,
     /// The status written last.
     pub(crate) written: Option<GangStatus>,
     /// The API shows another one: then it is written again.
@@ -105,6 +120,11 @@ impl Pod {
         !self.spec.blockers.is_empty() || !self.spec.constraints.gates.is_empty()
     }
 
+    /// Ended well, and not because it was told to go.
+    pub(crate) fn ended_well(&self) -> bool {
+        self.spec.phase == PodPhase::Succeeded && !self.spec.deleting
+    }
+
     /// Bound, not ended, not being deleted.
     pub(crate) fn is_live(&self) -> bool {
         self.spec.binding.is_some() && !self.spec.phase.is_terminal() && !self.spec.deleting
@@ -135,6 +155,8 @@ pub(crate) struct Tally {
     pub(crate) running: u32,
     pub(crate) succeeded: u32,
     pub(crate) failed: u32,
+    /// Ended, well or badly or because it was told to go.
+    pub(crate) ended: u32,
     pub(crate) unplaced: u32,
 }
 
@@ -150,15 +172,15 @@ impl Gangs {
     }
 
     pub(crate) fn tally(&self, name: &GangName) -> Tally {
-        use phalanx_common::gang::PodPhase;
         let mut tally = Tally::default();
         for (_, pod) in self.pods_of(name) {
             tally.all += 1;
             tally.live += u32::from(pod.is_live());
             tally.unplaced += u32::from(pod.is_unplaced());
+            tally.ended += u32::from(pod.spec.phase.is_terminal());
             match pod.spec.phase {
                 PodPhase::Running => tally.running += u32::from(!pod.spec.deleting),
-                PodPhase::Succeeded => tally.succeeded += 1,
+                PodPhase::Succeeded => tally.succeeded += u32::from(pod.ended_well()),
                 PodPhase::Failed => tally.failed += 1,
                 PodPhase::Pending => {}
             }

@@ -33,6 +33,7 @@ fn check_nodes(core: &Core) -> Result<(), String> {
         for other in core.others.on(index) {
             used.add(&other.amounts, &other.ports);
         }
+        used.include(&node.held);
         if !used.is_same(&node.used) {
             return Err(format!("node {}: used {:?}, its leases hold {used:?}", node.name, node.used));
         }

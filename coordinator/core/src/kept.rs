@@ -55,7 +55,7 @@ impl Core {
     pub fn totals(&self) -> Totals {
         let mut gangs: Vec<(GangPhase, usize)> = GangPhase::ALL.map(|phase| (phase, 0)).to_vec();
         for gang in self.gangs.gangs.values() {
-            let phase = pod_group_phase(gang.phase.kind());
+            let phase = pod_group_phase(gang);
             if let Some((_, count)) = gangs.iter_mut().find(|(known, _)| *known == phase) {
                 *count += 1;
             }

@@ -18,6 +18,7 @@ impl Core {
     /// A lease comes to be: its resources are taken and charged.
     pub(crate) fn insert_lease(&mut self, lease: Lease) {
         self.cluster.take(lease.node, &lease.taken);
+        self.cluster.stand_for_holds(lease.node, lease.gang, &lease.taken);
         let id = lease.taken.lease;
         let gang = lease.gang;
         self.leases.insert(lease);
@@ -106,6 +107,7 @@ impl Core {
             self.charge_lease(id, false);
         }
         let Some(lease) = self.leases.remove(id) else { return };
+        self.touch_claimant(lease.pod());
         self.cluster.give_back(lease.node, &lease.taken);
         if lease.known.is_some() {
             self.cluster.end_early(lease.node, EarlyEnd::Release);

@@ -20,8 +20,10 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let (before, after) = (gang.phase.kind(), phase.kind());
         gang.phase = phase;
-        gang.note_phase(after);
+        gang.note_phase(after, self.now);
         let order = gang.order.in_phase(after);
+        // What runs now may be evicted.
+        self.eviction_news |= before != after && after == PhaseKind::Running;
         self.move_order(key, order);
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
@@ -96,6 +98,8 @@ impl Core {
         if self.progress_foreign(key, now, actions) {
             return;
         }
+        self.progress_room(key, now, actions);
+        self.progress_hold(key, now, actions);
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         match gang.phase.kind() {
             PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding => {
@@ -125,7 +129,8 @@ impl Core {
             self.forget_if_empty(key, tally);
             return;
         }
-        let all_ended = tally.all > 0 && tally.succeeded + tally.failed == tally.all;
+        // Pods that were told to go may end well on their way: their gang has not.
+        let all_ended = tally.all > 0 && tally.ended == tally.all && gang.preempted.is_none();
         if tally.live > 0 || (tally.unplaced > 0 && tally.succeeded > 0 && self.is_satisfied(key)) {
             // Pods that run already: found at a start, or bound by somebody else. Or the minimum has ended
             // well already, and what is left goes on one by one.
@@ -180,7 +185,7 @@ impl Core {
             self.set_phase(key, Phase::Queued);
             self.set_waiting(key, !deleted);
             self.touched.insert(key);
-        } else if tally.succeeded + tally.failed == tally.all {
+        } else if tally.ended == tally.all {
             self.set_waiting(key, false);
             self.set_phase(key, Phase::Finished);
             self.touched.insert(key);
@@ -283,7 +288,9 @@ impl Core {
         pods.retain(|uid| pod_table.get(uid).is_some_and(|pod| !pod.spec.phase.is_terminal()));
         fencing.retain(|uid, _| pod_table.contains_key(uid));
         if pods.is_empty() && fencing.is_empty() {
-            self.remove_plan(name, actions);
+            if self.gangs.gangs.get(&key).is_some_and(|gang| gang.preempted.is_none()) {
+                self.remove_plan(name, actions);
+            }
             let runs_on = self.is_satisfied(key);
             self.set_phase(key, if runs_on { Phase::Running { round: None } } else { Phase::Queued });
             self.touched.insert(key);

@@ -13,11 +13,12 @@ use crate::action::Action;
 use crate::amounts::Amounts;
 use crate::class::ModelId;
 use crate::core::{Core, Timer};
-use crate::gang::GangKey;
+use crate::eviction::Lack;
+use crate::gang::{Gang, GangKey};
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
 use crate::queue::Queue;
-use crate::reason::Reason;
+use crate::reason::{Preempted, Reason};
 use crate::required::Required;
 use crate::strict::Strict;
 use crate::tree::Gone;
@@ -28,7 +29,7 @@ const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
 
 /// What makes two gangs equal for placing: a shape that did not fit once does not fit again in the
 /// same pass, in which room only shrinks.
-type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32);
+pub(crate) type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32);
 
 /// Shapes that failed in this pass, and why; true where they can never fit.
 type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
@@ -57,7 +58,10 @@ impl Core {
         if self.cluster.room_generation != self.room_seen || self.quota_freed {
             self.quota_freed = false;
             self.wake_all();
+        } else if self.eviction_news {
+            self.wake_those_who_evict();
         }
+        self.eviction_news = false;
         if !self.queues.to_try.is_empty() {
             self.try_in_turn(now, actions);
         }
@@ -67,9 +71,10 @@ impl Core {
     /// What queues are entitled to stays what it is for the whole pass; what they have of it is that of each moment.
     fn try_in_turn(&mut self, now: Time, actions: &mut Vec<Action>) {
         self.refresh_shares();
+        self.forget_evictable();
         self.queues.wake_strict();
         let (mut failed, mut strict) = (Failed::new(), Strict::default());
-        let mut turns = Turns::new(&self.queues);
+        let mut turns = Turns::new(self);
         while let Some((at, queue)) = turns.next(&self.queues) {
             let queue = queue.clone();
             let first = self.queues.take_first(&queue);
@@ -78,12 +83,12 @@ impl Core {
                 self.write_gang_status(key, actions);
             }
             if turns.made_at == self.queues.woken {
-                turns.tried(&self.queues, at);
+                turns.tried(self, at);
             } else {
                 // Others are to be tried as well, or are no more.
                 self.queues.wake_strict();
                 strict.begin_anew();
-                turns = Turns::new(&self.queues);
+                turns = Turns::new(self);
             }
         }
     }
@@ -115,6 +120,11 @@ impl Core {
             | PhaseKind::Evicting
             | PhaseKind::Finished => {}
         }
+        let can_run = |gang: &Gang| !gang.reason.as_ref().is_some_and(Reason::is_lasting);
+        let gang = self.gangs.gangs.get(&key);
+        if gang.is_some_and(|gang| can_run(gang) == gang.wants.is_zero()) {
+            self.note_wants(key);
+        }
         if is_strict {
             strict.note(self, key);
         }
@@ -134,8 +144,14 @@ impl Core {
         }
     }
 
-    fn set_reason(&mut self, key: GangKey, reason: Option<Reason>) {
+    pub(crate) fn set_reason(&mut self, key: GangKey, reason: Option<Reason>) {
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            let reason = match (gang.preempted.clone(), reason) {
+                (Some((by, at)), Some(cause)) => {
+                    Some(Reason::Preempted(Box::new(Preempted { by, at, cause: Some(cause) })))
+                }
+                (_, reason) => reason,
+            };
             gang.reason = reason.filter(|_| !planted::is(Bug::SilentReason));
         }
     }
@@ -169,7 +185,10 @@ impl Core {
                 // What it waits for in the first place, once it gave its quota away, are its pods.
                 let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
                 let reason = pods.and_then(|gang| self.check_pods(gang, &required).err()).unwrap_or(reason);
-                return Err(queued(reason));
+                match self.evict_for_quota(key, &required, &charge, reason, now) {
+                    Ok(behind) => behind,
+                    Err(reason) => return Err(queued(reason)),
+                }
             }
         };
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
@@ -197,8 +216,16 @@ impl Core {
                 }
             }
         }
+        if self.rooms.contains_key(&key) && !self.lacks(key, &charge).is_empty() {
+            // There may be room for it; its quota is still with those that go for it.
+            self.charge_admission(key, charge);
+            return self.making_room(key).map_or(Ok(()), |reason| Err(admitted(reason)));
+        }
         let placed = match self.check_guarantee(key, &required) {
-            Some(held) => Err(held),
+            Some((reason, never)) => {
+                let lacks = self.lacks(key, &charge);
+                Err(self.evict_or(key, &required, &lacks, (reason, never), now))
+            }
             None => self.place_minimum(key, &required, failed, now),
         };
         match placed {
@@ -234,19 +261,51 @@ impl Core {
         }
         let shape = self.shape(key);
         let shape_key = shape_key(&shape, required);
-        if let Some((reason, never)) = failed.get(&shape_key) {
-            return Err((reason.clone(), *never));
+        let has_own_view = self.has_own_view(key, now);
+        if let Some((reason, never)) = failed.get(&shape_key).filter(|_| !has_own_view).cloned() {
+            return Err(self.evict_or(key, required, &[], (reason, never), now));
         }
-        match place(&self.cluster, &mut Overlay::default(), &shape, &required.pods) {
+        match place(&self.cluster, &mut self.overlay_for(key, now), &shape, &required.pods) {
             Ok(placed) => {
                 self.check_attempts(key, now).map_err(|reason| (reason, false))?;
+                let nodes = placed.iter().map(|place| place.node).collect();
+                self.take_from_holds(key, &nodes);
                 self.begin_round(key, &placed, now);
                 Ok(())
             }
             Err(shortfall) => {
                 let (reason, never) = self.diagnose(&shape, required, &shortfall);
-                failed.insert(shape_key, (reason.clone(), never));
-                Err((reason, never))
+                if !has_own_view {
+                    failed.insert(shape_key, (reason.clone(), never));
+                }
+                Err(self.evict_or(key, required, &[], (reason, never), now))
+            }
+        }
+    }
+
+    /// A gang did not fit: others are evicted for it where that helps; else what it waits for, and whether it can never
+    /// fit.
+    fn evict_or(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        lacks: &[Lack],
+        (mut reason, never): (Reason, bool),
+        now: Time,
+    ) -> (Reason, bool) {
+        if never {
+            return (reason, true);
+        }
+        self.note_room_failed(key, &reason);
+        match self.evict_for(key, required, lacks, now) {
+            Ok(()) => (self.making_room(key).unwrap_or(reason), false),
+            Err(why) => {
+                self.consider_hold(key, required, now);
+                if let Reason::NoRoom(room) = &mut reason {
+                    room.lower_to = room.lower_to.max(why.as_ref().and_then(|why| why.lower_to));
+                    room.eviction = why.map(Box::new);
+                }
+                (reason, false)
             }
         }
     }
@@ -302,7 +361,7 @@ impl Core {
             self.timers.insert((gang.not_before, Timer::Gang(key)));
             return;
         }
-        let mut more = self.place_more(key, failed);
+        let mut more = self.place_more(key, failed, now);
         let is_new = !gang.was_whole && gang.phase.cut_short().is_none();
         let placed: Vec<PodUid> = more.placed.iter().map(|place| place.pod.clone()).collect();
         if is_new && !self.has_minimum(key, &placed) {
@@ -323,7 +382,7 @@ impl Core {
             Some(Held::ByRoom(one, shortfall)) => {
                 let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
                 failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
-                Some(reason)
+                Some(if never { reason } else { self.evict_for_missing(key, reason, now) })
             }
             None => None,
         };
@@ -335,13 +394,13 @@ impl Core {
     }
 
     /// Plans single pods of a gang that runs.
-    fn place_more(&self, key: GangKey, failed: &Failed) -> More {
+    fn place_more(&self, key: GangKey, failed: &Failed, now: Time) -> More {
         let shape = self.shape(key);
         let mut more = More { placed: Vec::new(), waiting: 0, first: None, shape };
         let Some(gang) = self.gangs.gangs.get(&key) else { return more };
         let mut asked = Amounts::default();
         let gone = Gone::from([(gang.spec.queue.clone(), gang.charge.clone())]);
-        let mut overlay = Overlay::default();
+        let mut overlay = self.overlay_for(key, now);
         let mut too_large: Vec<(Arc<str>, Arc<PodNeed>)> = Vec::new();
         for candidate in self.candidates(gang) {
             let need = candidate.need.clone();
@@ -408,7 +467,7 @@ impl Core {
     }
 }
 
-fn shape_key(shape: &GangShape, required: &Required) -> ShapeKey {
+pub(crate) fn shape_key(shape: &GangShape, required: &Required) -> ShapeKey {
     let pods = required.pods.iter().map(|candidate| (candidate.task.clone(), candidate.need.clone()));
     (shape.mixed_models, pods.collect(), shape.pinned.clone(), required.minimum, required.all)
 }

@@ -98,7 +98,7 @@ impl Over {
         let Self { queue: ceiling_of, resource, limit, used, asked, .. } = self;
         let queue = queue.clone();
         if ceiling_of == queue {
-            return Reason::QuotaUsed { queue, resource, limit, used, asked };
+            return Reason::QuotaUsed { queue, resource, limit, used, asked, eviction: None };
         }
         let held = QueueHeld::AncestorUsed { queue, ancestor: ceiling_of, resource, limit, used, asked };
         Reason::Queue(Box::new(held))
@@ -150,6 +150,15 @@ impl Queue {
                 asked,
             })
         })
+    }
+
+    /// What `asked` beside `used` lacks of each ceiling.
+    pub(crate) fn lacks(&self, used: &Amounts, asked: &Amounts) -> Vec<(ResourceKey, u64)> {
+        let lacks = self.limits.iter().map(|(key, _, limit)| {
+            let needed = used.get(*key).saturating_add(asked.get(*key));
+            (*key, if asked.get(*key) > 0 { needed.saturating_sub(*limit) } else { 0 })
+        });
+        lacks.filter(|(_, short)| *short > 0).collect()
     }
 
     /// What it lacks of its guarantee: its own, and at least what those below it lack together.

@@ -6,15 +6,18 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{NodeName, QueueName};
 use phalanx_common::resources::format_amount;
+use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
 mod claims;
+mod eviction;
 mod held;
 mod queue;
 mod room;
 mod unsuited;
 
 pub use claims::{ClaimHeld, ClaimProblem};
+pub use eviction::{HeldFor, HoldCause, MakingRoom, NoEviction, NoEvictionCause, Preempted, Spared};
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use queue::QueueHeld;
@@ -65,6 +68,9 @@ pub enum Reason {
         used: u64,
         /// What the gang's minimum asks.
         asked: u64,
+        /// Why nobody is evicted for it, where somebody could be.
+        #[serde(default)]
+        eviction: Option<Box<NoEviction>>,
     },
     /// Fewer pods exist than must start together.
     TooFewPods {
@@ -162,6 +168,10 @@ pub enum Reason {
         /// Why the first of them does.
         cause: Box<Reason>,
     },
+    /// Others are being evicted for it.
+    MakingRoom(Box<MakingRoom>),
+    /// It was evicted for another gang.
+    Preempted(Box<Preempted>),
     /// It is being placed at this moment.
     InProgress {
         /// What is awaited.
@@ -184,8 +194,23 @@ impl Reason {
         matches!(self, Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. })
     }
 
+    /// It can never run unless its object, its queue or the nodes change.
+    pub(crate) fn is_lasting(&self) -> bool {
+        match self {
+            Self::NoSuchQueue { .. }
+            | Self::NoSuchPriorityClass { .. }
+            | Self::AboveCapability { .. }
+            | Self::LargerThanAllNodes { .. } => true,
+            Self::Queue(held) => held.is_lasting(),
+            _ => self.is_of_the_nodes(),
+        }
+    }
+
     /// True where the nodes that there are could not take it if they were empty.
-    pub(crate) const fn is_of_the_nodes(&self) -> bool {
+    pub(crate) fn is_of_the_nodes(&self) -> bool {
+        if let Self::Preempted(preempted) = self {
+            return preempted.cause.as_ref().is_some_and(Self::is_of_the_nodes);
+        }
         matches!(
             self,
             Self::NoNodeMatches(_)
@@ -217,6 +242,8 @@ impl Reason {
             Self::NoRoom(_) => "NoRoom",
             Self::NodesClosed { .. } => "NodesClosed",
             Self::MorePodsWait { .. } => "MorePodsWait",
+            Self::MakingRoom(_) => "MakingRoom",
+            Self::Preempted(_) => "Preempted",
             Self::InProgress { .. } => "InProgress",
         }
     }
@@ -235,7 +262,7 @@ impl Reason {
                 format_amount(resource, *asked),
                 lower(*lower_to)
             ),
-            Self::QuotaUsed { queue, resource, limit, used, asked } => {
+            Self::QuotaUsed { queue, resource, limit, used, asked, .. } => {
                 let short = used.saturating_add(*asked).saturating_sub(*limit);
                 format!(
                     "wait for {} of Queue {queue} to be given back, or raise its capability {resource} by {}",
@@ -287,9 +314,17 @@ impl Reason {
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => open_nodes(nodes, "; "),
             Self::MorePodsWait { cause, .. } => cause.fix(),
-            Self::InProgress { .. } => String::new(),
+            Self::Preempted(preempted) => preempted.cause.as_ref().map(Self::fix).unwrap_or_default(),
+            Self::InProgress { .. } | Self::MakingRoom(_) => String::new(),
         }
     }
+}
+
+/// A time as people read it: `2026-11-30T04:00:00Z`.
+pub(crate) fn clock(time: Time) -> String {
+    let seconds = i64::try_from(time.0 / 1000).ok();
+    let stamp = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    stamp.unwrap_or(jiff::Timestamp::MAX).to_string()
 }
 
 /// The missing pods of a Job are on their way.
@@ -351,13 +386,16 @@ impl fmt::Display for Reason {
                 format_amount(resource, *limit),
                 format_amount(resource, *asked)
             ),
-            Self::QuotaUsed { queue, resource, limit, used, asked } => write!(
-                formatter,
-                "queue {queue} quota: capability {resource} {}, used or admitted {}, asked {}",
-                format_amount(resource, *limit),
-                format_amount(resource, *used),
-                format_amount(resource, *asked)
-            ),
+            Self::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
+                write!(
+                    formatter,
+                    "queue {queue} quota: capability {resource} {}, used or admitted {}, asked {}",
+                    format_amount(resource, *limit),
+                    format_amount(resource, *used),
+                    format_amount(resource, *asked)
+                )?;
+                eviction.as_ref().map_or(Ok(()), |eviction| write!(formatter, "; {eviction}"))
+            }
             Self::TooFewPods { exist, minimum, task: Some(task) } => {
                 write!(formatter, "only {exist} of {minimum} pods of task {task} exist")
             }
@@ -401,6 +439,8 @@ impl fmt::Display for Reason {
                     }
                 )
             }
+            Self::MakingRoom(room) => room.fmt(formatter),
+            Self::Preempted(preempted) => preempted.fmt(formatter),
             Self::InProgress { step } => write!(formatter, "in progress: {step}"),
         }
     }

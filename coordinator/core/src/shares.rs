@@ -12,6 +12,7 @@ use crate::gang::GangKey;
 use crate::phase::Phase;
 use crate::queue::{Queue, Queues};
 use crate::queues::ROOT;
+use crate::reason::Reason;
 
 /// What a queue is entitled to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -167,7 +168,12 @@ impl Queues {
     /// Takes the part of its share that a queue has: the largest one of any resource that it has or asks for.
     pub(crate) fn part(&self, name: &QueueName) -> Part {
         let Some(queue) = self.get(name) else { return Part::NONE };
-        let keys = queue.allocated.keys().chain(queue.demand.keys());
+        self.part_of(name, queue.allocated.keys().chain(queue.demand.keys()))
+    }
+
+    /// The same of these resources.
+    pub(crate) fn part_of(&self, name: &QueueName, keys: impl Iterator<Item = ResourceKey>) -> Part {
+        let Some(queue) = self.get(name) else { return Part::NONE };
         let parts = keys.filter_map(|key| {
             let of = queue.share.limit(key)?;
             Some(Part { used: queue.allocated.get(key), of })
@@ -287,7 +293,8 @@ impl Core {
     pub(crate) fn note_wants(&mut self, key: GangKey) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let mut wants = Amounts::default();
-        if !gang.deleted {
+        // What can never run needs no share that it could start with.
+        if !gang.deleted && !gang.reason.as_ref().is_some_and(Reason::is_lasting) {
             let pods = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod);
             pods.filter(|pod| pod.may_be_placed()).for_each(|pod| wants.add(&pod.need.amounts.of_pod()));
             if matches!(gang.phase, Phase::Queued | Phase::Admitted) {

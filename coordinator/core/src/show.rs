@@ -14,7 +14,7 @@ use crate::gang::{Gang, Pod, natural};
 use crate::phase::PhaseKind;
 use crate::place::feasible_nodes;
 use crate::quotas::quota_texts;
-use crate::reason::Reason;
+use crate::reason::{Preempted, Reason, clock};
 use crate::status::pod_group_phase;
 use crate::view::{
     Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QuotaView, ReasonView,
@@ -75,7 +75,7 @@ impl Core {
             queue: gang.spec.queue.clone(),
             priority: self.priority_of(&gang.spec).unwrap_or(0),
             phase: Arc::from(kind.as_str()),
-            pod_group_phase: Arc::from(pod_group_phase(kind).as_str()),
+            pod_group_phase: Arc::from(pod_group_phase(gang).as_str()),
             minimum: gang.spec.min_member.max(1),
             created: gang.spec.created,
             pods: pods.into_iter().map(|pod| self.pod_view(pod)).collect(),
@@ -127,6 +127,10 @@ impl Core {
                 gang.reason.clone().filter(|reason| matches!(reason, Reason::MorePodsWait { .. }))
             }
             PhaseKind::Finished => None,
+            PhaseKind::Evicting if gang.preempted.is_some() => gang
+                .preempted
+                .clone()
+                .map(|(by, at)| Reason::Preempted(Box::new(Preempted { by, at, cause: None }))),
             PhaseKind::Degraded | PhaseKind::Evicting => match &gang.phase {
                 crate::phase::Phase::Degraded { cause, .. } | crate::phase::Phase::Evicting { cause, .. } => {
                     step(cause)
@@ -215,7 +219,36 @@ impl Core {
         let nodes = u32::try_from(self.cluster.nodes().count()).unwrap_or(u32::MAX);
         let mut lines = explain_lines(&view, &quota, (!needs.is_empty()).then_some(feasible), nodes);
         lines.extend(self.ahead_line(gang));
-        Some(Explanation { gang: view, quota, feasible_nodes: feasible, nodes, lines })
+        let (position, expected_start) = (self.position(gang), self.expected_start(gang.key()));
+        if let Some(position) = position {
+            let expected = expected_start.map(|at| format!("; expected to start by {}", clock(at)));
+            lines.push(format!(
+                "position: {position} in queue {}{}",
+                gang.spec.queue,
+                expected.unwrap_or_default()
+            ));
+        }
+        Some(Explanation {
+            gang: view,
+            quota,
+            feasible_nodes: feasible,
+            nodes,
+            position,
+            expected_start,
+            lines,
+        })
+    }
+
+    /// Its place among the gangs of its queue that wait.
+    fn position(&self, gang: &Gang) -> Option<u32> {
+        let waits = |gang: &&Gang| {
+            matches!(gang.phase.kind(), PhaseKind::Queued | PhaseKind::Admitted) && !gang.deleted
+        };
+        Some(gang).filter(waits)?;
+        let others = self.gangs.gangs.values().filter(waits);
+        let before =
+            others.filter(|other| other.spec.queue == gang.spec.queue && other.order.precedes(&gang.order));
+        Some(u32::try_from(before.count()).unwrap_or(u32::MAX).saturating_add(1))
     }
 
     /// Gangs that wait for the quota of the same queue and are served first.

@@ -52,7 +52,19 @@ impl OrderKey {
 }
 
 /// What decides between two queues below the same one: the smaller goes first.
-type Rank = (bool, Reverse<i32>, Part, Time, GangKey);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    is_surplus: bool,
+    /// Of the queue.
+    priority: Reverse<i32>,
+    /// The largest part that it has of its share in any resource.
+    part: Part,
+    /// The same in what its first gang asks for: who has much of another resource does not stand back for that.
+    part_of_wants: Part,
+    /// Of its first gang.
+    created: Time,
+    arrival: GangKey,
+}
 
 /// A queue with gangs to be tried, its own or those of queues below it.
 struct Branch {
@@ -72,13 +84,14 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    pub(crate) fn new(queues: &Queues) -> Self {
+    pub(crate) fn new(core: &Core) -> Self {
+        let queues = &core.queues;
         let mut turns = Self { branches: Vec::new(), made_at: queues.woken };
         let mut known: BTreeMap<QueueName, usize> = BTreeMap::new();
         turns.branch(queues, &QueueName::from(ROOT), &mut known);
         for name in &queues.to_try {
             let at = turns.branch(queues, name, &mut known);
-            turns.place(queues, at);
+            turns.place(core, at);
         }
         turns
     }
@@ -105,19 +118,29 @@ impl Turns {
     fn own_rank(&self, queues: &Queues, at: usize) -> Option<Rank> {
         let queue = queues.get(&self.branches[at].name)?;
         let first = queue.to_try.first()?;
-        Some((first.is_surplus, Reverse(i32::MAX), Part::NONE, first.created, first.arrival))
+        Some(Rank {
+            is_surplus: first.is_surplus,
+            priority: Reverse(i32::MAX),
+            part: Part::NONE,
+            part_of_wants: Part::NONE,
+            created: first.created,
+            arrival: first.arrival,
+        })
     }
 
     /// Puts a queue, and those above it, where they belong now.
-    fn place(&mut self, queues: &Queues, at: usize) {
+    fn place(&mut self, core: &Core, at: usize) {
+        let queues = &core.queues;
         let mut next = Some(at);
         while let Some(at) = next {
             let own = self.own_rank(queues, at);
             let first = self.branches[at].below.first().map(|(rank, _)| *rank).into_iter().chain(own).min();
-            let rank = first.map(|(is_surplus, _, _, created, arrival)| {
+            let rank = first.map(|first| {
                 let name = &self.branches[at].name;
-                let priority = queues.get(name).map_or(0, |queue| queue.priority());
-                (is_surplus, Reverse(priority), queues.part(name), created, arrival)
+                let priority = Reverse(queues.get(name).map_or(0, |queue| queue.priority()));
+                let wants = core.gangs.gangs.get(&first.arrival).map(|gang| &gang.wants);
+                let part_of_wants = wants.map_or(Part::NONE, |wants| queues.part_of(name, wants.keys()));
+                Rank { priority, part: queues.part(name), part_of_wants, ..first }
             });
             let before = std::mem::replace(&mut self.branches[at].rank, rank);
             next = self.branches[at].up;
@@ -143,8 +166,8 @@ impl Turns {
     }
 
     /// A gang of the queue at this place was tried.
-    pub(crate) fn tried(&mut self, queues: &Queues, at: usize) {
-        self.place(queues, at);
+    pub(crate) fn tried(&mut self, core: &Core, at: usize) {
+        self.place(core, at);
     }
 }
 

@@ -24,7 +24,7 @@ pub struct StateView {
     pub nodes: Vec<NodeView>,
     /// Pods that name a PodGroup that does not exist, by it and name.
     pub pods_without_gang: Vec<PodWithoutGang>,
-    /// PodDisruptionBudgets, by namespace and name. Nothing is decided by them yet.
+    /// PodDisruptionBudgets, by namespace and name.
     #[serde(default)]
     pub budgets: Vec<DisruptionBudget>,
     /// QueuePolicies, by the queue's name.
@@ -217,6 +217,12 @@ pub struct Explanation {
     pub feasible_nodes: u32,
     /// Nodes in all.
     pub nodes: u32,
+    /// Its place among the gangs of its queue that wait, from 1; `None` where it does not wait.
+    #[serde(default)]
+    pub position: Option<u32>,
+    /// When it is expected to start, where that is known.
+    #[serde(default)]
+    pub expected_start: Option<Time>,
     /// The same as text, a line each: quota left, feasible nodes, reason, fix.
     pub lines: Vec<String>,
 }

@@ -23,10 +23,17 @@ impl Gang {
     }
 
     /// Keeps in mind whether the gang was whole since it last began anew.
-    pub(crate) fn note_phase(&mut self, after: PhaseKind) {
+    pub(crate) fn note_phase(&mut self, after: PhaseKind, now: Time) {
         match after {
-            PhaseKind::Running => self.was_whole = true,
+            PhaseKind::Running => {
+                self.was_whole = true;
+                self.preempted = None;
+                self.running_since.get_or_insert(now);
+            }
             PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Reserving | PhaseKind::Finished => {
+                if self.running_since.take().is_some() {
+                    self.waiting_since = now;
+                }
                 self.was_whole = false;
             }
             PhaseKind::Committing
@@ -65,9 +72,7 @@ impl Core {
         if gang.is_made_up() && !gang.was_whole {
             return false;
         }
-        let counts = |(uid, pod): &(&PodUid, &Pod)| {
-            pod.is_live() || pod.spec.phase == PodPhase::Succeeded || more.contains(uid)
-        };
+        let counts = |(uid, pod): &(&PodUid, &Pod)| pod.is_live() || pod.ended_well() || more.contains(uid);
         let mut total = 0;
         let mut tasks: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
         for (_, pod) in self.gangs.pods_of(&gang.spec.name).filter(counts) {

@@ -103,6 +103,17 @@ pub enum QueueHeld {
 }
 
 impl QueueHeld {
+    /// It stays until the gang's object, or that of a queue, changes.
+    pub(super) const fn is_lasting(&self) -> bool {
+        matches!(
+            self,
+            Self::AboveAncestor { .. }
+                | Self::SetAside { .. }
+                | Self::NotLeaf { .. }
+                | Self::NotAllowed { .. }
+        )
+    }
+
     /// It passes when others give back what they have.
     pub(super) const fn is_for_a_while(&self) -> bool {
         matches!(self, Self::AncestorUsed { .. } | Self::Guaranteed { .. } | Self::Behind { .. })
