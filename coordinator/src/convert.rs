@@ -11,6 +11,7 @@ use phalanx_common::gang::{Blocker, GangSpec, PodBinding, PodSpec};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::PriorityClassSpec;
+use phalanx_common::units::Time;
 use phalanx_core::event::{Event, NodeSpec, Outcome};
 
 use crate::api::store::{node_name, phase};
@@ -18,8 +19,8 @@ use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
 use crate::jobs::named_group;
 use crate::manifest::group::{read_node, read_pod_group, read_stored_priority};
 use crate::manifest::names::{
-    EXACTNESS, GPU_UUIDS, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM, parse_run_for,
-    parse_switch, shared_text,
+    EVICTION_AT, EXACTNESS, GPU_UUIDS, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM,
+    parse_run_for, parse_switch, shared_text,
 };
 use crate::manifest::pod::read_pod;
 use crate::manifest::reader::{Cursor, Sink};
@@ -294,6 +295,12 @@ pub fn bind_annotations(
 #[must_use]
 pub fn fence_annotations(term: Term) -> BTreeMap<String, Option<String>> {
     BTreeMap::from([(TERM.to_owned(), Some(term_text(term)))])
+}
+
+/// Annotation of a pod that will be evicted then, so that what runs in it can write a checkpoint.
+#[must_use]
+pub fn announcement(at: Time) -> BTreeMap<String, Option<String>> {
+    BTreeMap::from([(EVICTION_AT.to_owned(), Some(status::format_time(at)))])
 }
 
 /// The counter of a term; one that cannot be read is nobody's.

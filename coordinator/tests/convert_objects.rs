@@ -495,6 +495,7 @@ fn quota_used() -> Reason {
         limit: 16,
         used: 12,
         asked: 8,
+        eviction: None,
     }
 }
 

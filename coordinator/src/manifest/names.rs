@@ -48,9 +48,12 @@ pub const MAX_LABEL: usize = 63;
 
 /// UID of the PodGroup that a pod was bound for.
 pub const POD_GROUP_UID: &str = "phalanx.dev/pod-group-uid";
-/// What a binding leaves on a pod.
-const WRITTEN_BY_US: [&str; 5] = [LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID];
-const OURS: [&str; 7] = [RUN_FOR, MIXED_GPU_MODELS, LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID];
+/// When a pod will be evicted that asked to be told.
+pub const EVICTION_AT: &str = "phalanx.dev/eviction-at";
+/// What the coordinator leaves on a pod.
+const WRITTEN_BY_US: [&str; 6] = [LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID, EVICTION_AT];
+const OURS: [&str; 8] =
+    [RUN_FOR, MIXED_GPU_MODELS, LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID, EVICTION_AT];
 
 /// What is wrong with an object's name, if anything (RFC 1123 subdomain).
 #[must_use]
