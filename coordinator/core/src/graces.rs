@@ -18,20 +18,18 @@ use crate::amounts::Amounts;
 use crate::core::{Core, Timer};
 use crate::gang::{Gang, GangKey, Pod};
 use crate::phase::{Phase, PhaseKind};
-use crate::reason::{Reason, Together, utc};
+use crate::reason::{Reason, Together, clock};
 use crate::whole::task_minima;
 
 /// What a gang's times are counted from.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct GangTimes {
-    /// Since when it runs: its minimum was bound together, whatever was lost since.
-    pub(crate) runs_since: Option<Time>,
     /// Since when its minimum is bound without a break.
     bound_since: Option<Time>,
     /// Since when it has fewer pods than its minimum.
     below_since: Option<Time>,
-    /// The minimum with which it ran last; not known after a restart.
-    ran_with: Option<u32>,
+    /// Since when that is because it lost some, and not only because its minimum was raised.
+    lost_since: Option<Time>,
     /// It ran at least once, whatever became of it.
     pub(crate) has_run: bool,
     /// Why it gave back what it had, the last time; told while it waits.
@@ -43,7 +41,6 @@ impl GangTimes {
     pub(crate) fn note_phase(&mut self, after: PhaseKind, now: Time) {
         match after {
             PhaseKind::Running => {
-                self.runs_since.get_or_insert(now);
                 self.bound_since.get_or_insert(now);
                 (self.below_since, self.released, self.has_run) = (None, None, true);
             }
@@ -52,8 +49,7 @@ impl GangTimes {
                 self.bound_since = None;
             }
             PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Reserving | PhaseKind::Finished => {
-                (self.runs_since, self.bound_since, self.below_since) = (None, None, None);
-                self.ran_with = None;
+                (self.bound_since, self.below_since) = (None, None);
             }
             PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding | PhaseKind::Evicting => {}
         }
@@ -65,7 +61,7 @@ impl Gang {
     pub(crate) fn fewer_at(&self) -> Option<(Time, u32)> {
         let fewer = self.spec.policy.fewer_after?;
         let at = self.spec.created + fewer.after_ms;
-        let may_start = self.times.runs_since.is_none_or(|since| since >= at);
+        let may_start = self.running_since.is_none_or(|since| since >= at);
         let minimum = fewer.minimum.max(1);
         (may_start && minimum < self.spec.min_member).then_some((at, minimum))
     }
@@ -99,13 +95,19 @@ impl Core {
         let first = started.iter().min().map(|time| (*time).min(now));
         let last = started.iter().max().map(|time| (*time).min(now));
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
-            (gang.times.runs_since, gang.times.bound_since) = (first, last);
+            (gang.running_since, gang.times.bound_since) = (first.or(gang.running_since), last);
             gang.times.has_run = true;
         }
     }
 
     /// Ends what is due of a gang, and wakes it up for what is not yet.
     pub(crate) fn watch_times(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let has_lost = Self::below_since(gang).is_some() && self.has_lost(gang);
+        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            let since = gang.times.lost_since.unwrap_or(now);
+            gang.times.lost_since = has_lost.then_some(since);
+        }
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let runs = match &gang.phase {
             Phase::Queued | Phase::Admitted => false,
@@ -123,11 +125,7 @@ impl Core {
             }
             return;
         }
-        let minimum = matches!(gang.phase, Phase::Running { .. }).then(|| gang.minimum(now));
         let ends = [self.grace_end(gang), self.startup_end(gang), self.run_end(gang)];
-        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
-            gang.times.ran_with = minimum.or(gang.times.ran_with);
-        }
         let mut due = None;
         for (at, cause) in ends.into_iter().flatten() {
             if at <= now {
@@ -160,21 +158,24 @@ impl Core {
     /// When a gang that is below its minimum gives back what it has. One whose minimum was raised since it was whole, and
     /// that has as many pods as then, has lost nothing.
     pub(crate) fn released_at(&self, gang: &Gang) -> Option<Time> {
-        let at = Self::below_since(gang)? + self.grace_of(gang)?;
-        let is_raised = |before: u32| gang.minimum(self.now) > before && self.pods_left(gang) >= before;
-        (!gang.times.ran_with.is_some_and(is_raised)).then_some(at)
+        Self::below_since(gang)?;
+        Some(gang.times.lost_since? + self.grace_of(gang)?)
+    }
+
+    fn has_lost(&self, gang: &Gang) -> bool {
+        !gang.is_minimum_raised() || self.pods_left(gang) < gang.whole_minimum
     }
 
     /// Pods of a gang that are bound, or have ended well.
     fn pods_left(&self, gang: &Gang) -> u32 {
-        let counts = |pod: &Pod| pod.is_live() || pod.spec.phase == PodPhase::Succeeded;
+        let counts = |pod: &Pod| pod.is_live() || pod.ended_well();
         let pods = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| counts(pod));
         u32::try_from(pods.count()).unwrap_or(u32::MAX)
     }
 
     fn grace_end(&self, gang: &Gang) -> Option<(Time, String)> {
         let since = Self::below_since(gang)?;
-        let cause = format!("below its minimum since {}: released", utc(since));
+        let cause = format!("below its minimum since {}: released", clock(since));
         Some((self.released_at(gang)?, cause))
     }
 
@@ -216,7 +217,7 @@ impl Core {
         let queue = &gang.spec.queue;
         let maximum = self.policies.get(queue)?.maximum_run_ms?;
         let cause = format!("it has run for {maximum}, the maximumRunTime of QueuePolicy {queue}");
-        Some((gang.times.runs_since? + maximum, cause))
+        Some((gang.running_since? + maximum, cause))
     }
 
     /// All pods of a gang that a coordinator bound are evicted; what comes then is a new start.
@@ -242,15 +243,19 @@ impl Core {
 
     /// A gang that lacks pods, as a holder of what others wait for.
     pub(crate) fn degraded_holder(&self, key: GangKey) -> Option<Arc<str>> {
-        let gang = self.gangs.gangs.get(&key)?;
+        let gang = self.gangs.gangs.get(&key).filter(|gang| self.has_lost(gang))?;
         Self::below_since(gang)?;
-        let until = self.released_at(gang).map(|at| format!(" until {}", utc(at))).unwrap_or_default();
+        let until = self.released_at(gang).map(|at| format!(" until {}", clock(at))).unwrap_or_default();
         Some(Arc::from(format!("degraded gang {}{until}", gang.spec.name.name)))
     }
 
     /// Why a gang that is below its minimum waits, and until when it keeps what it has.
     pub(crate) fn degraded_reason(&self, gang: &Gang) -> Option<Reason> {
         let since = Self::below_since(gang)?;
+        if gang.is_minimum_raised() && gang.reason.is_some() {
+            // It lost nothing: what it waits for says more.
+            return None;
+        }
         let cause = match &gang.reason {
             Some(Reason::MorePodsWait { cause, .. }) => Some(cause.clone()),
             _ => None,
@@ -272,7 +277,7 @@ impl Core {
         if have < minimum {
             return (None, have, minimum);
         }
-        let counts = |pod: &Pod| pod.is_live() || pod.spec.phase == PodPhase::Succeeded;
+        let counts = |pod: &Pod| pod.is_live() || pod.ended_well();
         let of_task = |task: &Arc<str>| {
             let pods = self.gangs.pods_of(&gang.spec.name);
             let pods = pods.filter(|(_, pod)| counts(pod) && pod.spec.task == *task);
@@ -291,8 +296,8 @@ impl Core {
             return Vec::new();
         }
         let fewer = gang.fewer_at().map(|(at, minimum)| match at <= self.now {
-            true => format!("starts with fewer since {}: {minimum} of its pods are enough", utc(at)),
-            false => format!("starts with fewer, {minimum}, at {}", utc(at)),
+            true => format!("starts with fewer since {}: {minimum} of its pods are enough", clock(at)),
+            false => format!("starts with fewer, {minimum}, at {}", clock(at)),
         });
         let released = gang.times.released.as_ref().map(|cause| format!("it had a place before: {cause}"));
         fewer.into_iter().chain(released).collect()

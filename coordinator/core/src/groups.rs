@@ -14,11 +14,12 @@ use phalanx_common::units::Time;
 use crate::action::Action;
 use crate::amounts::Amounts;
 use crate::core::{Core, Timer};
-use crate::gang::{Gang, GangKey, OrderKey};
+use crate::gang::{Gang, GangKey};
 use crate::phase::{Phase, PhaseKind, Round, Step};
 use crate::place::{Candidate, GangShape, Overlay, Placed, place};
 use crate::reason::{Reason, Together};
 use crate::required::Required;
+use crate::turn::OrderKey;
 
 /// Why gangs of a group do not start, and in which phase they stay.
 type Refusal = (Reason, PhaseKind);
@@ -203,8 +204,9 @@ impl Core {
     fn note_together(&mut self, key: GangKey, keys: &[GangKey], result: &Result<(), Refusal>) {
         for other in keys.iter().filter(|other| **other != key) {
             let Some(gang) = self.gangs.gangs.get(other) else { continue };
-            let (order, is_queued) = (gang.order, matches!(gang.phase, Phase::Queued));
-            self.to_try.remove(&order);
+            let (queue, order) = (gang.spec.queue.clone(), gang.order);
+            let is_queued = matches!(gang.phase, Phase::Queued);
+            self.queues.try_no_more(&queue, &order);
             match result {
                 Ok(()) => self.set_reason(*other, None),
                 Err((reason, kind)) => {
@@ -373,6 +375,16 @@ impl Core {
         })
     }
 
+    /// What is set aside for others, and that the gangs together would take.
+    fn group_kept_from(&self, starters: &[Starter], all: &Required) -> Option<(Reason, bool)> {
+        let mut asked = Amounts::default();
+        all.pods.iter().for_each(|pod| asked.add(&pod.need.amounts.of_pod()));
+        let first = self.gangs.gangs.get(&starters.first()?.key)?;
+        let (reason, never) = self.kept_from(&first.spec.queue, &Amounts::default(), &asked)?;
+        let keys: Vec<GangKey> = starters.iter().map(|starter| starter.key).collect();
+        Some((self.group_held(&keys, None, reason), never))
+    }
+
     /// One plan for all that the gangs need; tasks of the same name in two gangs are two tasks.
     fn place_together(&mut self, starters: &[Starter]) -> Result<Vec<Vec<Placed>>, Refusal> {
         let mixed =
@@ -387,6 +399,9 @@ impl Core {
             starter.required.pods.iter().map(of_gang).collect()
         };
         let all = Required::together(starters.iter().flat_map(pods_of).collect());
+        if let Some((reason, never)) = self.group_kept_from(starters, &all) {
+            return Err((reason, if never { PhaseKind::Queued } else { PhaseKind::Admitted }));
+        }
         let shortfall = match place(&self.cluster, &mut Overlay::default(), &shape, &all.pods) {
             Ok(placed) => return Ok(split(starters, &placed)),
             Err(shortfall) => shortfall,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::gang::{PodPhase, SubGroupPolicy};
+use phalanx_common::gang::SubGroupPolicy;
 use phalanx_common::ids::PodUid;
 
 use crate::amounts::Amounts;
@@ -29,7 +29,7 @@ impl Unit {
     /// What its pods ask for together.
     pub(crate) fn amounts(&self) -> Amounts {
         let mut sum = Amounts::default();
-        self.pods.iter().for_each(|pod| sum.add(&pod.need.amounts));
+        self.pods.iter().for_each(|pod| sum.add(&pod.need.amounts.of_pod()));
         sum
     }
 }
@@ -99,7 +99,7 @@ impl Core {
         if policies.is_empty() {
             return Vec::new();
         }
-        let parts = self.parts(gang, |_, pod| pod.is_live() || pod.spec.phase == PodPhase::Succeeded);
+        let parts = self.parts(gang, |_, pod| pod.is_live() || pod.ended_well());
         let of = |(number, policy): (usize, &SubGroupPolicy)| {
             let name = Arc::from(format!("whole parts of {}", policy.name));
             (name, whole(&parts, number, policy), policy.minimum)
@@ -114,7 +114,7 @@ impl Core {
         if gang.spec.policy.sub_groups.is_empty() {
             return Units { units: candidates.into_iter().map(alone).collect(), ..Units::default() };
         }
-        let have = self.parts(gang, |_, pod| pod.is_live() || pod.spec.phase == PodPhase::Succeeded);
+        let have = self.parts(gang, |_, pod| pod.is_live() || pod.ended_well());
         let mut of_part: BTreeMap<PartKey, Vec<Candidate>> = BTreeMap::new();
         let mut order: Vec<Result<PartKey, Candidate>> = Vec::new();
         for candidate in candidates {
@@ -163,7 +163,7 @@ impl Core {
     /// The pods that must be placed together of a gang with sub-groups: the parts that each sub-group needs, each task's
     /// minimum, and whole parts and pods in order up to the minimum.
     pub(crate) fn required_parts(&self, gang: &Gang, minimum: u32, all: u32) -> Required {
-        let ended = |_: &PodUid, pod: &Pod| pod.spec.phase == PodPhase::Succeeded;
+        let ended = |_: &PodUid, pod: &Pod| pod.ended_well();
         let mut choice = Choice { units: self.units(gang).units, pods: Vec::new() };
         let parts = self.parts(gang, ended);
         for (number, policy) in gang.spec.policy.sub_groups.iter().enumerate() {
@@ -201,7 +201,7 @@ impl Core {
             return None;
         }
         let chosen = |uid: &PodUid| required.pods.iter().any(|candidate| candidate.pod == *uid);
-        let parts = self.parts(gang, |uid, pod| pod.spec.phase == PodPhase::Succeeded || chosen(uid));
+        let parts = self.parts(gang, |uid, pod| pod.ended_well() || chosen(uid));
         let short = self.units(gang).first_short;
         let lacks = |(number, policy): &(usize, &SubGroupPolicy)| {
             whole(&parts, *number, policy) < policy.minimum
@@ -217,7 +217,7 @@ impl Core {
         let short = units.first_short.clone()?;
         let number = short.0.0;
         let policy = gang.spec.policy.sub_groups.get(number)?;
-        let parts = self.parts(gang, |_, pod| pod.is_live() || pod.spec.phase == PodPhase::Succeeded);
+        let parts = self.parts(gang, |_, pod| pod.is_live() || pod.ended_well());
         Some(Reason::Together(Box::new(too_few(policy, whole(&parts, number, policy), Some(short)))))
     }
 }
