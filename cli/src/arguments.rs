@@ -67,6 +67,8 @@ pub enum Command {
     Why(Why),
     /// Delete objects
     Delete(Delete),
+    /// Tell what a configuration of Volcano's scheduler becomes here, and write ours
+    Import(Import),
     /// Run a program that ends when this process's parent does
     #[command(hide = true)]
     Child(Child),
@@ -222,6 +224,24 @@ pub struct Delete {
     /// Delete what this file or folder names; - for standard input (repeatable)
     #[arg(short = 'f', long = "filename", value_name = "FILE", conflicts_with = "kind")]
     pub files: Vec<PathBuf>,
+}
+
+/// `phalanx import`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Needs no server: it reads one file, and writes one where --out says so.
+
+Examples:
+  phalanx import --scheduler-conf volcano-scheduler.conf
+  kubectl -n volcano-system get configmap volcano-scheduler-configmap -o yaml | phalanx import --scheduler-conf -
+  phalanx import --scheduler-conf volcano-scheduler.conf --out coordinator.toml")]
+pub struct Import {
+    /// The configuration of Volcano's scheduler, or the ConfigMap that holds it; - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub scheduler_conf: PathBuf,
+    /// Write our configuration to this new file
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// `phalanx child`.

@@ -13,9 +13,9 @@ pub mod names;
 pub mod pod;
 pub mod reader;
 mod shape;
-pub mod tree;
 
 pub use document::parse;
+pub use phalanx_text::tree;
 pub use reader::{Diagnostic, Severity};
 
 use crate::api::Object;

@@ -41,7 +41,7 @@ fn degraded_grace(values: &mut Values, default: Option<Millis>) -> Option<Millis
             return Some(None);
         }
         let duration = humantime::parse_duration(written.text()).ok()?;
-        (SECOND..=WEEK).contains(&duration).then(|| Some(Millis(duration.as_millis() as u64)))
+        (SECOND..=WEEK).contains(&duration).then_some(Some(Millis(duration.as_millis() as u64)))
     });
     grace.unwrap_or(default)
 }
