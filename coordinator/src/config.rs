@@ -118,6 +118,9 @@ pub struct RunArguments {
     /// Work on a Kubernetes cluster: objects are its API server's, and one of several replicas leads
     #[arg(long)]
     pub kubernetes: bool,
+    /// Decide, record and compare with the scheduler that serves these names; bind, evict and write nothing
+    #[arg(long)]
+    pub shadow: bool,
     /// The cluster's kubeconfig [default: the service account of the pod this runs in]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<String>,
@@ -183,17 +186,17 @@ const COMMON_KEYS: [&str; 22] = [
 ];
 
 /// All keys, in the order of the flags.
-pub(crate) const KEYS: [&str; 34] = {
-    let mut keys = [""; 34];
+pub(crate) const KEYS: [&str; 35] = {
+    let mut keys = [""; 35];
     keys.split_at_mut(22).0.copy_from_slice(&COMMON_KEYS);
     keys.split_at_mut(22).1.copy_from_slice(&kubernetes::KEYS);
     keys
 };
 
 impl RunArguments {
-    fn flags(&self) -> [(&'static str, Option<String>); 34] {
-        let [remote, kubernetes] =
-            [self.admin_allow_remote, self.kubernetes].map(|is_set| is_set.then(|| "true".to_owned()));
+    fn flags(&self) -> [(&'static str, Option<String>); 35] {
+        let [remote, kubernetes, shadow] = [self.admin_allow_remote, self.kubernetes, self.shadow]
+            .map(|is_set| is_set.then(|| "true".to_owned()));
         [
             ("state-dir", self.state_dir.clone()),
             ("listen", self.listen.clone()),
@@ -217,6 +220,7 @@ impl RunArguments {
             ("recording-file-mib", self.recording_file_mib.clone()),
             ("recording-files", self.recording_files.clone()),
             ("kubernetes", kubernetes),
+            ("shadow", shadow),
             ("kubeconfig", self.kubeconfig.clone()),
             ("context", self.context.clone()),
             ("namespace", self.namespace.clone()),

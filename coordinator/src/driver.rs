@@ -62,6 +62,16 @@ impl fmt::Debug for Permit {
     }
 }
 
+/// How messages reach agents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Messages {
+    /// Over the connections that agents have made.
+    #[default]
+    ByConnection,
+    /// Through the writer, which answers for the agents: none are connected.
+    ByWriter,
+}
+
 /// What the loop works with.
 #[derive(Debug)]
 pub struct Parts {
@@ -81,6 +91,8 @@ pub struct Parts {
     pub progress: Arc<Progress>,
     /// The loop ends where it does not hold.
     pub permit: Permit,
+    /// How messages reach agents.
+    pub messages: Messages,
 }
 
 /// The loop's state.
@@ -291,7 +303,7 @@ impl Driver {
         match action.command {
             // A process that was stopped between the pass and this must not speak for one that leads no more.
             Command::Send { .. } if !self.parts.permit.holds() => {}
-            Command::Send { node, session, message } => {
+            Command::Send { node, session, message } if self.parts.messages == Messages::ByConnection => {
                 if self.sessions.send(session, &node, *message).is_err() {
                     self.parts.metrics.unsent.inc();
                 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
 
+use phalanx_common::shadow::ShadowOutcome;
 use phalanx_core::action::Command;
 use phalanx_core::event::{Event, Outcome};
 use phalanx_core::kept::Totals;
@@ -56,6 +57,12 @@ pub struct Write {
     outcome: Name,
 }
 
+/// One label: what came of a pod in shadow mode.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Compared {
+    outcome: Name,
+}
+
 /// All numbers.
 #[derive(Debug)]
 pub struct Metrics {
@@ -99,6 +106,13 @@ pub struct Metrics {
     pub recording: Gauge,
     /// Times the watch had to begin anew.
     pub relists: Counter,
+    shadow_pods: Family<Compared, Counter>,
+    /// Shadow mode: pods that would have been bound.
+    pub shadow_decided: Counter,
+    /// Shadow mode: pods that would have been bound and that the other scheduler has not placed.
+    pub shadow_waiting: Gauge,
+    /// Shadow mode: pods that would have been evicted.
+    pub shadow_evictions: Counter,
 }
 
 impl Default for Metrics {
@@ -129,6 +143,10 @@ impl Default for Metrics {
             storage_failed: Gauge::default(),
             recording: Gauge::default(),
             relists: Counter::default(),
+            shadow_pods: Family::default(),
+            shadow_decided: Counter::default(),
+            shadow_waiting: Gauge::default(),
+            shadow_evictions: Counter::default(),
             registry: Registry::default(),
         };
         registry.register("events", "Facts given to the core", metrics.events.clone());
@@ -168,6 +186,11 @@ impl Default for Metrics {
         );
         registry.register("recording", "1 while everything is recorded", metrics.recording.clone());
         registry.register("watch_relists", "Times the watch began anew", metrics.relists.clone());
+        let Self { shadow_pods, shadow_decided, shadow_waiting, shadow_evictions, .. } = &metrics;
+        registry.register("shadow_pods", "Pods compared with another scheduler's", shadow_pods.clone());
+        registry.register("shadow_decided", "Pods that would have been bound", shadow_decided.clone());
+        registry.register("shadow_waiting", "Of these not placed by the other one", shadow_waiting.clone());
+        registry.register("shadow_evictions", "Pods that would have been evicted", shadow_evictions.clone());
         let metrics = Self { registry, ..metrics };
         metrics.make_all_series();
         metrics
@@ -252,7 +275,15 @@ impl Metrics {
         for cause in REJECTIONS {
             let _ = self.rejected(cause);
         }
+        for outcome in ShadowOutcome::ALL {
+            drop(self.shadow_pods.get_or_create(&Compared { outcome: Name(outcome.as_str()) }));
+        }
         self.show(&Core::new(Settings::default()).totals());
+    }
+
+    /// Counts a pod that was compared.
+    pub fn shadow(&self, outcome: ShadowOutcome) {
+        self.shadow_pods.get_or_create(&Compared { outcome: Name(outcome.as_str()) }).inc();
     }
 
     /// Counts an event.
