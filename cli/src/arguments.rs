@@ -60,7 +60,7 @@ pub enum Command {
     DevCluster(DevCluster),
     /// Create or change objects from YAML files
     Apply(Apply),
-    /// List queues, gangs, nodes or pods
+    /// List queues, gangs, nodes or pods, or what shadow mode has compared
     Get(Get),
     /// Tell why a gang waits and what would help, or where it runs
     #[command(alias = "explain")]
@@ -144,6 +144,8 @@ pub enum Listed {
     /// Pods, where they are and which GPUs they hold
     #[value(alias = "pod", alias = "po")]
     Pods,
+    /// In shadow mode: what would have been done, beside what another scheduler did
+    Shadow,
 }
 
 /// `phalanx get`.

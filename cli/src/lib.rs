@@ -13,6 +13,7 @@ pub mod get;
 pub mod import;
 pub mod kubernetes;
 pub mod process;
+pub mod shadow;
 pub mod signals;
 pub mod table;
 pub mod title;

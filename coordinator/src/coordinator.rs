@@ -267,8 +267,7 @@ impl Coordinator {
         });
         let term = Term { counter: api.raise_term(0).await?, incarnation };
         follow(&api, &mut driver, term, &senders, &metrics, &mut others).await?;
-        let pods = run_pods(&api, clock, &metrics, &mut others).await?;
-        let overtaken = driver.overtaken();
+        let (pods, overtaken) = (run_pods(&api, clock, &metrics, &mut others).await?, driver.overtaken());
         let driver = tokio::spawn(run(driver, inputs));
         ready.store(true, Ordering::Release);
         let agents = let_in(quic, api.cluster_id(), term_told, senders.agents, pods, &metrics);

@@ -113,10 +113,14 @@ impl Driver {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         parts.metrics.recording.set(1);
+        let narrator = match parts.messages {
+            Messages::ByConnection => Narrator::default(),
+            Messages::ByWriter => Narrator::in_shadow(),
+        };
         Self {
             parts,
             sessions: Sessions::default(),
-            narrator: Narrator::default(),
+            narrator,
             backlog: VecDeque::new(),
             actions: Vec::new(),
             passed: None,

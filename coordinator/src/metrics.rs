@@ -1,9 +1,10 @@
 //! Numbers for Prometheus. Labels take values from closed lists only, so that no user can make more of them.
 
+mod shadow;
+
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
 
-use phalanx_common::shadow::ShadowOutcome;
 use phalanx_core::action::Command;
 use phalanx_core::event::{Event, Outcome};
 use phalanx_core::kept::Totals;
@@ -15,6 +16,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+
+pub use self::shadow::ShadowMetrics;
 
 /// A label whose value is a name of the program's text, never a user's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,12 +57,6 @@ pub struct What {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Write {
     command: Name,
-    outcome: Name,
-}
-
-/// One label: what came of a pod in shadow mode.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Compared {
     outcome: Name,
 }
 
@@ -106,13 +103,8 @@ pub struct Metrics {
     pub recording: Gauge,
     /// Times the watch had to begin anew.
     pub relists: Counter,
-    shadow_pods: Family<Compared, Counter>,
-    /// Shadow mode: pods that would have been bound.
-    pub shadow_decided: Counter,
-    /// Shadow mode: pods that would have been bound and that the other scheduler has not placed.
-    pub shadow_waiting: Gauge,
-    /// Shadow mode: pods that would have been evicted.
-    pub shadow_evictions: Counter,
+    /// Numbers of shadow mode.
+    pub shadow: ShadowMetrics,
 }
 
 impl Default for Metrics {
@@ -143,10 +135,7 @@ impl Default for Metrics {
             storage_failed: Gauge::default(),
             recording: Gauge::default(),
             relists: Counter::default(),
-            shadow_pods: Family::default(),
-            shadow_decided: Counter::default(),
-            shadow_waiting: Gauge::default(),
-            shadow_evictions: Counter::default(),
+            shadow: ShadowMetrics::default(),
             registry: Registry::default(),
         };
         registry.register("events", "Facts given to the core", metrics.events.clone());
@@ -179,18 +168,11 @@ impl Default for Metrics {
         registry.register("pass_seconds", "Time of one pass of the core", metrics.pass_seconds.clone());
         registry.register("writer_backlog", "Actions that wait for the writer", metrics.backlog.clone());
         registry.register("plan_objects", "Writes of objects of plans", metrics.plan_objects.clone());
-        registry.register(
-            "storage_failed",
-            "1 while objects cannot be written",
-            metrics.storage_failed.clone(),
-        );
+        let storage_failed = metrics.storage_failed.clone();
+        registry.register("storage_failed", "1 while objects cannot be written", storage_failed);
         registry.register("recording", "1 while everything is recorded", metrics.recording.clone());
         registry.register("watch_relists", "Times the watch began anew", metrics.relists.clone());
-        let Self { shadow_pods, shadow_decided, shadow_waiting, shadow_evictions, .. } = &metrics;
-        registry.register("shadow_pods", "Pods compared with another scheduler's", shadow_pods.clone());
-        registry.register("shadow_decided", "Pods that would have been bound", shadow_decided.clone());
-        registry.register("shadow_waiting", "Of these not placed by the other one", shadow_waiting.clone());
-        registry.register("shadow_evictions", "Pods that would have been evicted", shadow_evictions.clone());
+        metrics.shadow.register(&mut registry);
         let metrics = Self { registry, ..metrics };
         metrics.make_all_series();
         metrics
@@ -275,15 +257,7 @@ impl Metrics {
         for cause in REJECTIONS {
             let _ = self.rejected(cause);
         }
-        for outcome in ShadowOutcome::ALL {
-            drop(self.shadow_pods.get_or_create(&Compared { outcome: Name(outcome.as_str()) }));
-        }
         self.show(&Core::new(Settings::default()).totals());
-    }
-
-    /// Counts a pod that was compared.
-    pub fn shadow(&self, outcome: ShadowOutcome) {
-        self.shadow_pods.get_or_create(&Compared { outcome: Name(outcome.as_str()) }).inc();
     }
 
     /// Counts an event.

@@ -76,7 +76,7 @@ impl Comparison {
         state.waiting += u64::from(is_new);
         self.show_waiting(&state);
         if is_new {
-            self.metrics.shadow_decided.inc();
+            self.metrics.shadow.decided.inc();
             tracing::info!(pod = %name, %node, "the pod would be bound");
         }
     }
@@ -88,7 +88,7 @@ impl Comparison {
         if std::mem::replace(&mut pod.is_victim, true) {
             return;
         }
-        self.metrics.shadow_evictions.inc();
+        self.metrics.shadow.evictions.inc();
         tracing::info!(pod = %name, cause, "the pod would be evicted");
         let (namespace, name) = (Arc::clone(&name.namespace), Arc::clone(&name.name));
         state.evictions += 1;
@@ -134,13 +134,13 @@ impl Comparison {
             state.waiting = state.waiting.saturating_sub(1);
         }
         *state.outcomes.entry(outcome.as_str()).or_default() += 1;
-        self.metrics.shadow(outcome);
+        self.metrics.shadow.compared(outcome);
         self.show_waiting(state);
         keep(&mut state.recent, shown);
     }
 
     fn show_waiting(&self, state: &State) {
-        self.metrics.shadow_waiting.set(i64::try_from(state.waiting).unwrap_or(i64::MAX));
+        self.metrics.shadow.waiting.set(i64::try_from(state.waiting).unwrap_or(i64::MAX));
     }
 
     /// All of it, for people.
