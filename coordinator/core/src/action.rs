@@ -6,6 +6,7 @@ use phalanx_common::gang::PodBinding;
 use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::GangPlan;
 use phalanx_common::resources::Resources;
+use phalanx_common::units::Time;
 use phalanx_common::wire::ToAgent;
 use serde::{Deserialize, Serialize};
 
@@ -61,8 +62,11 @@ pub struct GangStatus {
 /// Status of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueStatus {
-    /// Sum of what its pods hold.
+    /// Sum of what its pods hold, and those of the queues below it.
     pub allocated: Resources,
+    /// What is set aside for it, and for those below it, and not used by them.
+    #[serde(default)]
+    pub reservation: Resources,
     /// Gangs that wait for quota.
     pub pending: u32,
     /// Gangs admitted and not running.
@@ -142,6 +146,17 @@ pub enum Command {
         /// Why, for the event.
         cause: Arc<str>,
     },
+    /// Tell a pod that it will be evicted, so that it can write a checkpoint. Nothing waits for it.
+    AnnounceEviction {
+        /// The pod.
+        pod: PodUid,
+        /// Its namespace and name.
+        name: GangName,
+        /// When.
+        at: Time,
+        /// Why.
+        cause: Arc<str>,
+    },
     /// Write a PodGroup's status.
     SetGangStatus {
         /// The gang.
@@ -157,6 +172,17 @@ pub enum Command {
         queue: QueueName,
         /// The status.
         status: QueueStatus,
+    },
+    /// A gang was told when it may expect to start, and this came of it; for the record, no API write depends on it.
+    RecordPromise {
+        /// The gang.
+        gang: GangName,
+        /// When it was told.
+        made: Time,
+        /// The start it was told.
+        expected: Time,
+        /// When it started; `None` where it did not, or not by that hold.
+        started: Option<Time>,
     },
     /// Something a person should know; no API write depends on it.
     Warn {

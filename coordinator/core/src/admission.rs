@@ -2,47 +2,111 @@
 
 use std::sync::Arc;
 
-use phalanx_common::gang::PodPhase;
+use phalanx_common::ids::QueueName;
 
-use crate::amounts::Amounts;
+use crate::amounts::{Amounts, ResourceKey};
 use crate::core::{Core, Timer};
-use crate::gang::{Gang, GangKey, OrderKey};
+use crate::gang::{Gang, GangKey};
 use crate::phase::Phase;
 use crate::queue::{Over, Queue};
-use crate::reason::Reason;
+use crate::queues::ROOT;
+use crate::reason::{QueueHeld, Reason};
 use crate::required::Required;
+use crate::turn::OrderKey;
 use crate::whole::task_minima;
 
 impl Core {
-    /// Queue and priority class are there, and the queue is open.
+    /// Queue and priority class are there, the queue is a leaf in order, open, and takes gangs of this namespace.
     pub(crate) fn check_admissible(&self, gang: &Gang) -> Result<(), Reason> {
-        let queue = gang.spec.queue.clone();
-        match self.queues.get(&queue).and_then(|queue| queue.spec.as_ref()) {
-            None => return Err(Reason::NoSuchQueue { queue }),
-            Some(spec) if !spec.open && matches!(gang.phase, Phase::Queued) => {
-                return Err(Reason::QueueClosed { queue });
-            }
-            Some(_) => {}
-        }
+        self.check_queue(gang)?;
         match (&gang.spec.priority_class, self.priority_of(&gang.spec)) {
             (Some(class), None) => Err(Reason::NoSuchPriorityClass { class: class.clone() }),
             _ => Ok(()),
         }
     }
 
-    /// What of the queue's ceiling is used by others.
-    pub(crate) fn used_in_queue(&self, gang: &Gang) -> Amounts {
-        let mut used = Amounts::default();
-        if let Some(queue) = self.queues.get(&gang.spec.queue) {
-            used.add(&queue.allocated);
-            used.add(&queue.charged);
-            used.subtract(&gang.charge);
+    fn check_queue(&self, gang: &Gang) -> Result<(), Reason> {
+        let queue = gang.spec.queue.clone();
+        let held = |held| Err(Reason::Queue(Box::new(held)));
+        if queue.as_str() == ROOT {
+            return held(QueueHeld::NotLeaf { queue, child: None });
         }
-        used
+        let Some(known) = self.queues.get(&queue).filter(|queue| queue.spec.is_some()) else {
+            return Err(Reason::NoSuchQueue { queue });
+        };
+        if let Some(problem) = self.queues.set_aside(&queue) {
+            return held(QueueHeld::SetAside { queue, problem: problem.clone() });
+        }
+        if let Some(child) = known.children.first() {
+            return held(QueueHeld::NotLeaf { queue, child: Some(child.clone()) });
+        }
+        for (above, _) in self.queues.up_from(&queue) {
+            let allowed = self.policies.get(above).and_then(|policy| policy.namespaces.as_ref());
+            if let Some(allowed) = allowed.filter(|allowed| !allowed.contains(&gang.spec.name.namespace)) {
+                let (queue, namespace) = (above.clone(), gang.spec.name.namespace.clone());
+                return held(QueueHeld::NotAllowed { queue, namespace, allowed: allowed.clone() });
+            }
+        }
+        let is_closed = |queue: &Queue| queue.spec.as_ref().is_some_and(|spec| !spec.open);
+        let closed = self.queues.up_from(&queue).find(|(_, queue)| is_closed(queue));
+        match closed.map(|(name, _)| name.clone()).filter(|_| matches!(gang.phase, Phase::Queued)) {
+            Some(closed) if closed == queue => Err(Reason::QueueClosed { queue }),
+            Some(ancestor) => held(QueueHeld::AncestorClosed { queue, ancestor }),
+            None => Ok(()),
+        }
     }
 
-    /// Whether the queue's ceiling has room for a gang's minimum. Where gangs behind it, which were
-    /// admitted and have no place yet, would have to make room, these are returned.
+    /// What keeps a gang's minimum from what is guaranteed to others; true where it could never have it.
+    pub(crate) fn check_guarantee(&self, key: GangKey, required: &Required) -> Option<(Reason, bool)> {
+        let gang = self.gangs.gangs.get(&key)?;
+        let mut asked = Amounts::default();
+        required.pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts.of_pod()));
+        self.kept_from(&gang.spec.queue, &Amounts::default(), &asked)
+    }
+
+    /// The same for more pods, `placed` being planned already.
+    pub(crate) fn kept_from(
+        &self,
+        queue: &QueueName,
+        placed: &Amounts,
+        asked: &Amounts,
+    ) -> Option<(Reason, bool)> {
+        if !self.queues.has_guarantees {
+            return None;
+        }
+        let kept = self.queues.guaranteed_to_others(queue);
+        let guaranteed = self.queues.all_guaranteed_to_others(queue);
+        let capacity = &self.queues.capacity;
+        let all = self.queues.get(&QueueName::from(ROOT))?;
+        let is_never = |key: &ResourceKey| {
+            let sum = guaranteed.get(*key).saturating_add(asked.get(*key));
+            guaranteed.get(*key) > 0 && asked.get(*key) > 0 && sum > capacity.get(*key)
+        };
+        let is_short = |key: &ResourceKey| {
+            let parts = [all.allocated.get(*key), placed.get(*key), asked.get(*key)];
+            let sum = parts.into_iter().fold(kept.get(*key), u64::saturating_add);
+            kept.get(*key) > 0 && asked.get(*key) > 0 && sum > capacity.get(*key)
+        };
+        let never = guaranteed.keys().find(is_never);
+        let key = never.or_else(|| kept.keys().find(is_short))?;
+        let never = never.is_some();
+        let kept = if never { guaranteed } else { kept };
+        let owners = self.queues.owners_of_guarantees(queue, key, never);
+        let held = QueueHeld::Guaranteed {
+            queue: queue.clone(),
+            resource: Arc::from(self.cluster.resources.name(key)),
+            capacity: capacity.get(key),
+            used: all.allocated.get(key).saturating_add(placed.get(key)),
+            kept: kept.get(key),
+            owners,
+            asked: asked.get(key),
+            never,
+        };
+        Some((Reason::Queue(Box::new(held)), never))
+    }
+
+    /// Whether the ceilings of the queue and of those above it have room for a gang's minimum. Where gangs behind it,
+    /// which were admitted and have no place yet, would have to make room, these are returned.
     pub(crate) fn check_quota(
         &self,
         key: GangKey,
@@ -53,35 +117,36 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(Vec::new()) };
         let name = gang.spec.queue.clone();
         let Some(queue) = self.queues.get(&name) else { return Ok(Vec::new()) };
-        if let Some(over) = queue.over(&Amounts::default(), charge) {
-            let lower_to = lower_to(queue, &over, required);
-            let (resource, limit, asked) = (over.resource, over.limit, over.asked);
-            return Err(Reason::AboveCapability { queue: name, resource, limit, asked, lower_to });
+        if let Some(over) = self.queues.above_ceiling(&name, charge) {
+            let lower_to = self.lower_to(&name, &over, required);
+            return Err(over.never(&name, lower_to));
         }
-        let mut left = self.used_in_queue(gang);
+        // What goes for it counts as gone already.
+        let mut gone = self.going_for(key);
+        gone.entry(name.clone()).or_default().add(&gang.charge);
         let mut behind = Vec::new();
         let gives_way = self.is_overdue(gang) && self.check_pods(gang, required).is_err();
         for (other, other_key) in queue.admitted.iter().rev() {
-            if gives_way || *other <= order || queue.over(&left, charge).is_none() {
+            if gives_way || *other <= order || self.queues.over(&name, &gone, charge).is_none() {
                 break;
             }
             if let Some(other) = self.gangs.gangs.get(other_key).filter(|_| *other_key != key) {
-                left.subtract(&other.charge);
+                gone.entry(name.clone()).or_default().add(&other.charge);
                 behind.push(*other_key);
             }
         }
         // Gangs ahead of it whose pods do not come give way to one whose pods are there, and to nobody else.
         let has_pods = self.check_pods(gang, required).is_ok();
         for (other, other_key) in &queue.admitted {
-            if *other >= order || !has_pods || queue.over(&left, charge).is_none() {
+            if *other >= order || !has_pods || self.queues.over(&name, &gone, charge).is_none() {
                 break;
             }
             if let Some(other) = self.gangs.gangs.get(other_key).filter(|other| self.is_overdue(other)) {
-                left.subtract(&other.charge);
+                gone.entry(name.clone()).or_default().add(&other.charge);
                 behind.push(*other_key);
             }
         }
-        match queue.over(&left, charge) {
+        match self.queues.over(&name, &gone, charge) {
             Some(over) => Err(over.reason(&name)),
             None => Ok(behind),
         }
@@ -121,7 +186,9 @@ impl Core {
             self.capacity = Some((generation, self.cluster.whole_capacity()));
         }
         let total = self.capacity.as_ref().and_then(|(_, total)| total.as_ref())?;
-        let short = charge.keys().find(|key| charge.get(*key) > total.get(*key))?;
+        // How many pods a node takes, not every node says.
+        let mut keys = charge.keys().filter(|key| *key != ResourceKey::Pods);
+        let short = keys.find(|key| charge.get(*key) > total.get(*key))?;
         Some(Reason::LargerThanAllNodes {
             resource: Arc::from(self.cluster.resources.name(short)),
             total: total.get(short),
@@ -133,7 +200,7 @@ impl Core {
     pub(crate) fn admission_charge(gang: &Gang, required: &Required) -> Amounts {
         let mut charge = Amounts::default();
         for candidate in &required.pods {
-            charge.add(&candidate.need.amounts);
+            charge.add(&candidate.need.amounts.of_pod());
         }
         charge.raise_to(&gang.min_amounts);
         charge
@@ -180,27 +247,28 @@ impl Core {
         task_minima(&gang.spec).into_iter().find_map(|(task, minimum)| {
             let placed = required.pods.iter().filter(|candidate| candidate.task == *task).count();
             let pods = self.gangs.pods_of(&gang.spec.name);
-            let ended =
-                pods.filter(|(_, pod)| pod.spec.task == *task && pod.spec.phase == PodPhase::Succeeded);
+            let ended = pods.filter(|(_, pod)| pod.spec.task == *task && pod.ended_well());
             let have = u32::try_from(placed + ended.count()).unwrap_or(u32::MAX);
             (have < minimum).then(|| (task.clone(), have, minimum))
         })
     }
 }
 
-/// The largest minimum of the gang that the queue's ceiling allows, where there is one. Before its pods
-/// exist, they are taken to be alike.
-fn lower_to(queue: &Queue, over: &Over, required: &Required) -> Option<u32> {
-    if required.pods.is_empty() {
-        let minimum = u128::from(over.limit) * u128::from(required.minimum) / u128::from(over.asked.max(1));
-        return u32::try_from(minimum).ok().filter(|minimum| *minimum > 0);
+impl Core {
+    /// The largest minimum of the gang that the ceiling allows, where there is one. Before its pods exist, they are taken
+    /// to be alike.
+    fn lower_to(&self, queue: &QueueName, over: &Over, required: &Required) -> Option<u32> {
+        if required.pods.is_empty() {
+            let minimum =
+                u128::from(over.limit) * u128::from(required.minimum) / u128::from(over.asked.max(1));
+            return u32::try_from(minimum).ok().filter(|minimum| *minimum > 0);
+        }
+        let mut sum = Amounts::default();
+        let fits = required.pods.iter().take_while(|candidate| {
+            sum.add(&candidate.need.amounts.of_pod());
+            self.queues.above_ceiling(queue, &sum).is_none()
+        });
+        let all = required.pods.len();
+        u32::try_from(fits.count().min(all.saturating_sub(1))).ok().filter(|count| *count > 0)
     }
-    let none = Amounts::default();
-    let mut sum = Amounts::default();
-    let fits = required.pods.iter().take_while(|candidate| {
-        sum.add(&candidate.need.amounts);
-        queue.over(&none, &sum).is_none()
-    });
-    let all = required.pods.len();
-    u32::try_from(fits.count().min(all.saturating_sub(1))).ok().filter(|count| *count > 0)
 }

@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, ResourceName, Resources};
 use serde::{Deserialize, Serialize};
 
+/// Pods, as a resource of queues and nodes.
+const PODS: &str = "pods";
+
 /// Number of an interned resource name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ResourceId(u32);
@@ -16,6 +19,8 @@ pub(crate) enum ResourceKey {
     Cpu,
     Memory,
     Gpus,
+    /// Pods themselves: counted in queues, where each is one; on nodes they are counted beside their amounts.
+    Pods,
     More(ResourceId),
 }
 
@@ -48,6 +53,7 @@ impl ResourceTable {
             CPU => ResourceKey::Cpu,
             MEMORY => ResourceKey::Memory,
             NVIDIA_GPU => ResourceKey::Gpus,
+            PODS => ResourceKey::Pods,
             _ => ResourceKey::More(self.intern(name)),
         }
     }
@@ -58,6 +64,7 @@ impl ResourceTable {
             CPU => Some(ResourceKey::Cpu),
             MEMORY => Some(ResourceKey::Memory),
             NVIDIA_GPU => Some(ResourceKey::Gpus),
+            PODS => Some(ResourceKey::Pods),
             _ => self
                 .names
                 .iter()
@@ -77,6 +84,7 @@ impl ResourceTable {
             ResourceKey::Cpu => CPU,
             ResourceKey::Memory => MEMORY,
             ResourceKey::Gpus => NVIDIA_GPU,
+            ResourceKey::Pods => PODS,
             ResourceKey::More(id) => self.names.get(id.0 as usize).map_or("", ResourceName::as_str),
         }
     }
@@ -95,7 +103,12 @@ impl ResourceTable {
     /// Numbers to text form; zeros are left out.
     pub(crate) fn resources(&self, amounts: &Amounts) -> Resources {
         let mut resources = Resources::new();
-        let common = [(CPU, amounts.cpu_milli), (MEMORY, amounts.memory_bytes), (NVIDIA_GPU, amounts.gpus)];
+        let common = [
+            (CPU, amounts.cpu_milli),
+            (MEMORY, amounts.memory_bytes),
+            (NVIDIA_GPU, amounts.gpus),
+            (PODS, amounts.pods),
+        ];
         for (name, amount) in common {
             if amount > 0 {
                 resources.set(ResourceName::known(name), amount);
@@ -116,6 +129,8 @@ pub(crate) struct Amounts {
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) gpus: u64,
+    #[serde(default)]
+    pub(crate) pods: u64,
     /// Everything else, by id, sorted.
     more: Vec<(ResourceId, u64)>,
 }
@@ -128,11 +143,17 @@ impl Amounts {
                 CPU => amounts.cpu_milli = amount,
                 MEMORY => amounts.memory_bytes = amount,
                 NVIDIA_GPU => amounts.gpus = amount,
+                PODS => amounts.pods = amount,
                 _ => amounts.more.extend(id_of(name).map(|id| (id, amount))),
             }
         }
         amounts.more.sort_unstable();
         amounts
+    }
+
+    /// What a pod that asks for this counts for in its queue: itself too.
+    pub(crate) fn of_pod(&self) -> Self {
+        Self { pods: 1, ..self.clone() }
     }
 
     /// Amount of one resource.
@@ -141,15 +162,31 @@ impl Amounts {
             ResourceKey::Cpu => self.cpu_milli,
             ResourceKey::Memory => self.memory_bytes,
             ResourceKey::Gpus => self.gpus,
+            ResourceKey::Pods => self.pods,
             ResourceKey::More(id) => self.more(id),
         }
     }
 
     /// Resources with an amount above zero.
     pub(crate) fn keys(&self) -> impl Iterator<Item = ResourceKey> {
-        let common = [ResourceKey::Gpus, ResourceKey::Cpu, ResourceKey::Memory].into_iter();
+        let common =
+            [ResourceKey::Gpus, ResourceKey::Cpu, ResourceKey::Memory, ResourceKey::Pods].into_iter();
         let more = self.more.iter().map(|(id, _)| ResourceKey::More(*id));
         common.chain(more).filter(|key| self.get(*key) > 0)
+    }
+
+    /// Makes the amount of one resource another.
+    pub(crate) fn set(&mut self, key: ResourceKey, amount: u64) {
+        match key {
+            ResourceKey::Cpu => self.cpu_milli = amount,
+            ResourceKey::Memory => self.memory_bytes = amount,
+            ResourceKey::Gpus => self.gpus = amount,
+            ResourceKey::Pods => self.pods = amount,
+            ResourceKey::More(id) => match self.more.binary_search_by_key(&id, |(known, _)| *known) {
+                Ok(at) => self.more[at].1 = amount,
+                Err(at) => self.more.insert(at, (id, amount)),
+            },
+        }
     }
 
     fn more(&self, id: ResourceId) -> u64 {
@@ -175,6 +212,7 @@ impl Amounts {
         self.cpu_milli = self.cpu_milli.saturating_add(other.cpu_milli);
         self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
         self.gpus = self.gpus.saturating_add(other.gpus);
+        self.pods = self.pods.saturating_add(other.pods);
         for (id, amount) in &other.more {
             match self.more.binary_search_by_key(id, |(known, _)| *known) {
                 Ok(at) => self.more[at].1 = self.more[at].1.saturating_add(*amount),
@@ -188,6 +226,7 @@ impl Amounts {
         self.cpu_milli = self.cpu_milli.saturating_sub(other.cpu_milli);
         self.memory_bytes = self.memory_bytes.saturating_sub(other.memory_bytes);
         self.gpus = self.gpus.saturating_sub(other.gpus);
+        self.pods = self.pods.saturating_sub(other.pods);
         for (id, amount) in &other.more {
             if let Ok(at) = self.more.binary_search_by_key(id, |(known, _)| *known) {
                 self.more[at].1 = self.more[at].1.saturating_sub(*amount);
@@ -212,6 +251,7 @@ impl Amounts {
         self.cpu_milli = self.cpu_milli.max(other.cpu_milli);
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
         self.gpus = self.gpus.max(other.gpus);
+        self.pods = self.pods.max(other.pods);
         for (id, amount) in &other.more {
             match self.more.binary_search_by_key(id, |(known, _)| *known) {
                 Ok(at) => self.more[at].1 = self.more[at].1.max(*amount),
@@ -231,6 +271,7 @@ impl Amounts {
         self.cpu_milli == 0
             && self.memory_bytes == 0
             && self.gpus == 0
+            && self.pods == 0
             && self.more.iter().all(|(_, n)| *n == 0)
     }
 }

@@ -13,15 +13,18 @@ use serde::{Deserialize, Serialize};
 use crate::amounts::{Amounts, ResourceTable};
 use crate::class::bits;
 use crate::event::NodeSpec;
+use crate::gang::GangKey;
 use crate::reason::Closed;
 
 mod classes;
+mod holds;
 mod outline;
 mod quarantine;
 mod usage;
 
 use classes::Classes;
 pub(crate) use classes::{ClassId, ClassIndex};
+pub(crate) use holds::NodeHold;
 pub(crate) use quarantine::{EarlyEnd, Quarantine};
 pub(crate) use usage::InUse;
 
@@ -54,6 +57,12 @@ pub(crate) struct Node {
     #[serde(default)]
     pub(crate) most_pods: Option<u64>,
     pub(crate) used: InUse,
+    /// What of that is held for gangs and used by nobody.
+    #[serde(default)]
+    pub(crate) held: InUse,
+    /// What is held of it, by gang.
+    #[serde(default)]
+    pub(crate) holds: BTreeMap<GangKey, NodeHold>,
     /// GPUs that pods of others have, and pods of ours that somebody else bound; which ones nobody tells.
     #[serde(default)]
     pub(crate) others_gpus: u64,
@@ -86,6 +95,8 @@ impl Node {
             capacity: Amounts::default(),
             most_pods: None,
             used: InUse::default(),
+            held: InUse::default(),
+            holds: BTreeMap::new(),
             others_gpus: 0,
             free_mask: 0,
             refusals: 0,
@@ -192,6 +203,9 @@ pub(crate) struct Cluster {
     #[serde(default)]
     need_objects: bool,
     pub(crate) resources: ResourceTable,
+    /// Nodes of which something is held, by gang.
+    #[serde(default)]
+    held_nodes: BTreeMap<GangKey, BTreeSet<NodeIndex>>,
     /// Raised when what the cluster has in all changes.
     pub(crate) capacity_generation: u64,
     /// Raised when anything became free or came back.
@@ -261,6 +275,11 @@ impl Cluster {
         }
         let name = node.name.clone();
         let class = node.agent.as_ref().map(|agent| agent.class);
+        for key in node.holds.keys() {
+            if let Some(nodes) = self.held_nodes.get_mut(key) {
+                nodes.remove(&index);
+            }
+        }
         self.change(index, |node| node.agent = None);
         if let Some(class) = class {
             self.classes.leave(class);
@@ -356,6 +375,7 @@ impl Cluster {
         node.others_gpus = node.others_gpus.saturating_sub(taken.unnamed_gpus());
         self.set_holders(index, &taken.gpus, Some(taken.lease), None);
         self.room_generation += 1;
+        self.end_stand(index, taken);
         self.refresh(index);
     }
 
@@ -389,7 +409,7 @@ impl Cluster {
             gpus.filter(|(_, (gpu, holder))| gpu.health.is_healthy() && holder.is_none())
                 .fold(0, |mask, (at, _)| mask | 1 << at)
         });
-        node.free_mask = without_last(node.free_mask, node.others_gpus);
+        node.free_mask = without_last(node.free_mask, node.others_gpus) & !node.held_mask();
         let class = node.agent.as_ref().map_or(ClassId::EMPTY, |agent| agent.class);
         let target = node.closed().is_none().then_some((class, node.free_mask));
         if node.indexed == target {
@@ -461,6 +481,7 @@ impl Cluster {
     /// The same nodes with nothing used and all that are away back: for "could it ever run".
     pub(crate) fn emptied(&self) -> Self {
         let mut empty = self.clone();
+        empty.without_holds();
         for at in 0..empty.nodes.len() {
             let node = &mut empty.nodes[at];
             node.used = InUse::default();

@@ -12,12 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::amounts::Amounts;
+use crate::backfill::Hold;
 use crate::claims::Claims;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::event::{DisruptionBudget, Event};
+use crate::eviction::EvictionMemory;
 use crate::foreign::ForeignPlan;
-use crate::gang::{GangKey, Gangs, OrderKey};
+use crate::gang::{GangKey, Gangs};
 use crate::lease::Leases;
+use crate::making_room::RoomPlan;
 use crate::others::Others;
 use crate::place::PodNeed;
 use crate::queue::Queues;
@@ -37,6 +40,8 @@ pub(crate) enum Pending {
     GangStatus(GangKey),
     /// Status of a queue.
     QueueStatus(QueueName),
+    /// A plan that evicts others for a gang.
+    RoomPlan(GangKey),
     /// Removal of a gang's plan: tried again when it failed.
     PlanRemoval(GangName),
     /// Fence of a pod of an earlier leader's plan.
@@ -107,16 +112,29 @@ pub struct Core {
     /// Gangs whose facts changed.
     pub(crate) touched: BTreeSet<GangKey>,
     pub(crate) touched_queues: BTreeSet<QueueName>,
-    /// Gangs that wait for a place, or for a place for more pods.
-    #[serde(with = "crate::pairs")]
-    pub(crate) waiting: BTreeMap<OrderKey, GangKey>,
-    /// Those of them to be tried in the next pass.
-    pub(crate) to_try: BTreeSet<OrderKey>,
     /// Plans of earlier leaders that were seen since.
     pub(crate) foreign: BTreeMap<GangKey, ForeignPlan>,
     /// Pods of leases that nobody here knows, while a write to them is on its way and they are not known to be gone.
     #[serde(default, with = "crate::pairs")]
     pub(crate) strangers_fenced: BTreeMap<LeaseId, PodUid>,
+    /// Plans that evict others, by the gang that they are made for.
+    #[serde(default)]
+    pub(crate) rooms: BTreeMap<GangKey, RoomPlan>,
+    /// What is held for gangs that have waited long.
+    #[serde(default)]
+    pub(crate) holds: BTreeMap<GangKey, Hold>,
+    /// Pods that go, and for whom.
+    #[serde(default)]
+    pub(crate) victims: BTreeMap<PodUid, GangKey>,
+    /// Somebody may be evicted now who could not be before.
+    #[serde(default)]
+    pub(crate) eviction_news: bool,
+    /// When everything stored was known.
+    #[serde(default)]
+    pub(crate) started_at: Time,
+    /// Found out in this pass.
+    #[serde(skip)]
+    pub(crate) eviction_memory: EvictionMemory,
     /// Plans read at start.
     pub(crate) plans_found: Vec<GangPlan>,
     /// What agents told before everything stored was known.
@@ -171,10 +189,14 @@ impl Core {
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
             touched_queues: BTreeSet::new(),
-            waiting: BTreeMap::new(),
-            to_try: BTreeSet::new(),
             foreign: BTreeMap::new(),
             strangers_fenced: BTreeMap::new(),
+            rooms: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            victims: BTreeMap::new(),
+            eviction_news: false,
+            started_at: Time(0),
+            eviction_memory: EvictionMemory::default(),
             plans_found: Vec::new(),
             reports: BTreeMap::new(),
             quota_freed: false,
@@ -201,6 +223,7 @@ impl Core {
         self.last_need = None;
         self.others.last = None;
         self.claims.last = None;
+        self.forget_evictable();
         self.clone()
     }
 
@@ -277,11 +300,15 @@ impl Core {
         if !self.is_settled() {
             self.timers.insert((now + Millis(1), Timer::Rest));
         }
+        self.tell_problems(actions);
         self.write_queue_status(actions);
     }
 
     fn is_settled(&self) -> bool {
-        let is_quiet = self.touched.is_empty() && self.to_try.is_empty() && !self.quota_freed;
+        let is_quiet = self.touched.is_empty()
+            && self.queues.to_try.is_empty()
+            && !self.quota_freed
+            && !self.eviction_news;
         is_quiet && self.room_seen == self.cluster.room_generation
     }
 
@@ -381,6 +408,7 @@ impl Core {
     fn progress_touched(&mut self, now: Time, actions: &mut Vec<Action>) {
         while let Some(key) = self.touched.pop_first() {
             self.progress(key, now, actions);
+            self.note_wants(key);
             self.write_gang_status(key, actions);
         }
     }

@@ -106,7 +106,7 @@ pub enum ClaimState {
     },
 }
 
-/// A PodDisruptionBudget as the API shows it, cut down to what is shown, and what evictions will look at.
+/// A PodDisruptionBudget as the API shows it, cut down to what evictions look at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DisruptionBudget {
     /// Namespace and name.

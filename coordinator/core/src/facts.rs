@@ -1,6 +1,5 @@
 //! Records facts about queues, priority classes, gangs and pods.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 
 use phalanx_common::gang::{GangSpec, PodRequest, PodSpec};
@@ -13,9 +12,10 @@ use phalanx_common::wire::LeaseState;
 use crate::amounts::Amounts;
 use crate::claims::VolumeNeed;
 use crate::core::Core;
-use crate::gang::{Gang, GangKey, OrderKey, Pod};
+use crate::gang::{Gang, GangKey, Pod};
 use crate::phase::{BindState, Phase};
 use crate::place::PodNeed;
+use crate::turn::OrderKey;
 
 impl Core {
     pub(crate) fn make_default_queue(&mut self) {
@@ -32,19 +32,34 @@ impl Core {
         }
         queue.set_spec(Some(spec), &mut self.cluster.resources);
         self.touched_queues.insert(name);
-        self.reorder();
+        self.change_tree();
     }
 
     pub(crate) fn delete_queue(&mut self, name: &QueueName) {
         if let Some(queue) = self.queues.queues.get_mut(name) {
             queue.set_spec(None, &mut self.cluster.resources);
-            if queue.is_unused() {
-                self.queues.queues.remove(name);
-            }
+            self.queues.forget_if_unused(name);
         }
         // The default queue exists without an object.
         if name.as_str() == self.settings.default_queue {
             self.make_default_queue();
+        }
+        self.change_tree();
+    }
+
+    /// Queues came, went or changed: what hangs below what is found anew, and all that are counted elsewhere now show it.
+    fn change_tree(&mut self) {
+        let before: Vec<_> =
+            self.queues.queues.iter().map(|(name, queue)| (name.clone(), queue.up.clone())).collect();
+        self.queues.rebuild();
+        self.queues.capacity_seen = None;
+        for (name, up) in before {
+            let now = self.queues.get(&name).and_then(|queue| queue.up.clone());
+            if now != up {
+                let parents = up.into_iter().chain(now);
+                let touched: Vec<QueueName> = parents.flat_map(|parent| self.queues.chain(&parent)).collect();
+                self.touched_queues.extend(touched);
+            }
         }
         self.reorder();
     }
@@ -88,8 +103,7 @@ impl Core {
     }
 
     fn order_of(&self, spec: &GangSpec, key: GangKey) -> OrderKey {
-        let queue = self.queues.get(&spec.queue).map_or(0, |queue| queue.priority());
-        (Reverse(queue), Reverse(self.priority_of(spec).unwrap_or(0)), spec.created, key)
+        OrderKey::new(self.priority_of(spec).unwrap_or(0), spec.created, key)
     }
 
     /// Queues or priorities changed: every gang that waits may stand elsewhere, and is tried again.
@@ -97,30 +111,10 @@ impl Core {
         let keys: Vec<GangKey> = self.gangs.gangs.keys().copied().collect();
         for key in keys {
             let Some(gang) = self.gangs.gangs.get(&key) else { continue };
-            let (before, after) = (gang.order, self.order_of(&gang.spec, key));
-            if before != after {
-                self.move_order(key, before, after);
-            }
+            let after = self.order_of(&gang.spec, key).in_phase(gang.phase.kind());
+            self.move_order(key, after);
         }
         self.wake_all();
-    }
-
-    fn move_order(&mut self, key: GangKey, before: OrderKey, after: OrderKey) {
-        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
-        gang.order = after;
-        let queue = self.queues.ensure(&gang.spec.queue);
-        if queue.admitted.remove(&before).is_some() {
-            queue.admitted.insert(after, key);
-        }
-        if self.waiting.remove(&before).is_some() {
-            self.waiting.insert(after, key);
-        }
-        self.to_try.remove(&before);
-    }
-
-    /// Tries every waiting gang in the next pass.
-    pub(crate) fn wake_all(&mut self) {
-        self.to_try.extend(self.waiting.keys().copied());
     }
 
     pub(crate) fn apply_gang(&mut self, mut spec: GangSpec) {
@@ -153,19 +147,27 @@ impl Core {
         self.gangs.by_name.insert(spec.name.clone(), key);
         let gang = Gang {
             min_amounts: self.min_amounts(&spec),
+            waiting_since: spec.created.min(self.now),
             spec,
             deleted: false,
             order,
             phase: Phase::Queued,
             was_whole: false,
+            whole_minimum: 0,
+            whole_pods: 0,
             reason: None,
             charge: Amounts::default(),
+            wants: Amounts::default(),
             leases: 0,
             failures: (Time(0), 0),
             pods_missing_since: None,
             drops_in_row: 0,
             refused: None,
             not_before: Time(0),
+            evict_not_before: Time(0),
+            evict_failures: 0,
+            running_since: None,
+            preempted: None,
             written: None,
             stray_due: None,
             placing_since: None,
@@ -189,21 +191,20 @@ impl Core {
         let before = gang.order;
         if gang.spec.queue != spec.queue {
             let (from, to) = (gang.spec.queue.clone(), spec.queue.clone());
-            let (charge, kind) = (gang.charge.clone(), gang.phase.kind());
+            let (charge, wants) = (gang.charge.clone(), gang.wants.clone());
+            let kind = gang.phase.kind();
             let leased = self.leased_amounts(key);
-            let queue = self.queues.ensure(&from);
-            queue.count(kind, false);
-            queue.charged.subtract(&charge);
-            queue.allocated.subtract(&leased);
-            let admitted = queue.admitted.remove(&before);
-            self.quota_freed |= queue.has_limits();
-            let queue = self.queues.ensure(&to);
-            queue.count(kind, true);
-            queue.charged.add(&charge);
-            queue.allocated.add(&leased);
-            if admitted.is_some() {
-                queue.admitted.insert(before, key);
-            }
+            let nothing = Amounts::default();
+            self.queues.release(&from, &leased);
+            self.queues.charge(&from, &charge, &nothing);
+            self.queues.want(&from, &wants, &nothing);
+            self.quota_freed |= self.queues.is_limited(&from);
+            self.queues.ensure(&from).count(kind, false);
+            self.queues.allocate(&to, &leased);
+            self.queues.charge(&to, &nothing, &charge);
+            self.queues.want(&to, &nothing, &wants);
+            self.queues.ensure(&to).count(kind, true);
+            self.move_line(&from, &to, before, key);
             self.touched_queues.extend([from, to]);
         }
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
@@ -212,7 +213,8 @@ impl Core {
         gang.min_amounts = min_amounts;
         gang.spec = spec;
         gang.deleted = false;
-        self.move_order(key, before, order);
+        let kind = gang.phase.kind();
+        self.move_order(key, order.in_phase(kind));
         if is_new_object {
             let finished = self.gangs.gangs.get_mut(&key).is_some_and(|gang| {
                 (gang.written, gang.placing_since) = (None, None);
@@ -235,7 +237,7 @@ impl Core {
     pub(crate) fn leased_amounts(&self, key: GangKey) -> Amounts {
         let mut sum = Amounts::default();
         for lease in self.leases.leases.values().filter(|lease| lease.charged && lease.gang == Some(key)) {
-            sum.add(&lease.taken.amounts);
+            sum.add(&lease.taken.amounts.of_pod());
         }
         sum
     }
@@ -297,6 +299,7 @@ impl Core {
         self.gangs.pods_of.entry(gang.clone()).or_default().insert(uid.clone());
         self.gangs.pods.insert(uid.clone(), Pod { spec, need, lease, awaits_claims, has_one_pod_claims });
         self.note_holder(&uid);
+        self.touch_claimant(&uid);
         if let Some(key) = self.gangs.key(&gang) {
             self.touched.insert(key);
             self.note_binding(key, &uid);
@@ -396,6 +399,7 @@ impl Core {
     pub(crate) fn delete_pod(&mut self, uid: &PodUid) {
         self.forget_other(uid);
         self.strangers_fenced.retain(|_, pod| pod != uid);
+        self.touch_claimant(uid);
         let Some(pod) = self.gangs.pods.remove(uid) else { return };
         self.unlink_claims(&pod.spec);
         let gang = pod.spec.gang.clone();

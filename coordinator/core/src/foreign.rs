@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::PodSpec;
 use phalanx_common::ids::{LeaseId, PodUid, Term};
-use phalanx_common::plan::GangPlan;
+use phalanx_common::plan::{GangPlan, PlanPurpose};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
 use phalanx_common::wire::LeaseState;
@@ -74,6 +74,11 @@ impl Core {
         }
         if plan.term >= self.term.counter {
             self.own_plan_seen(plan, actions);
+            return;
+        }
+        if plan.purpose == PlanPurpose::MakeRoom {
+            // Who leads now makes its own: nothing of that one is bound by it.
+            self.remove_plan(plan.gang, actions);
             return;
         }
         let key = self.gangs.key(&plan.gang);

@@ -10,10 +10,13 @@ use phalanx_common::wire::LeaseState;
 use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::Core;
 use crate::lease::Lease;
-use crate::reason::{ClaimProblem, Closed, Held, NoRoom, Reason, TERMINATING};
+use crate::reason::{ClaimProblem, Closed, Held, HeldFor, NoRoom, Reason, TERMINATING};
 
 /// Most holders named.
 const MOST_HELD: usize = 4;
+
+/// Most holds named.
+const MOST_HOLDS: usize = 8;
 
 impl Core {
     /// The reason as it is at this moment.
@@ -25,6 +28,9 @@ impl Core {
                 self.freshen_room(room);
             }
             Reason::MorePodsWait { cause, .. } => **cause = self.freshen((**cause).clone()),
+            Reason::Preempted(preempted) => {
+                preempted.cause = preempted.cause.take().map(|cause| self.freshen(cause));
+            }
             Reason::Claim(held) => {
                 if let ClaimProblem::Binding { since, seconds } = &mut held.problem {
                     *seconds = Some((self.now - *since).0 / 1000);
@@ -41,6 +47,9 @@ impl Core {
         match &mut reason {
             Reason::NoRoom(room) | Reason::NodesClosed { room, .. } => self.find_holders(room),
             Reason::MorePodsWait { cause, .. } => **cause = self.with_holders((**cause).clone()),
+            Reason::Preempted(preempted) => {
+                preempted.cause = preempted.cause.take().map(|cause| self.with_holders(cause));
+            }
             _ => {}
         }
         reason
@@ -60,7 +69,21 @@ impl Core {
         }
         let leases = nodes.iter().flat_map(|node| self.leases.by_node.get(node).into_iter().flatten());
         let leases = leases.filter_map(|id| self.leases.leases.get(id));
+        room.holds = nodes.iter().flat_map(|node| self.holds_of(*node)).take(MOST_HOLDS).collect();
         room.held = leases.filter_map(|lease| self.held(lease)).take(MOST_HELD).collect();
+    }
+
+    /// What is held of a node, and for whom.
+    fn holds_of(&self, index: NodeIndex) -> impl Iterator<Item = HeldFor> {
+        let node = self.cluster.node(index);
+        node.holds.iter().filter_map(|(key, hold)| {
+            Some(HeldFor {
+                node: node.name.clone(),
+                gpus: u32::try_from(hold.gpus.len()).unwrap_or(u32::MAX),
+                gang: self.gangs.gangs.get(key)?.spec.name.clone(),
+                why: self.hold_cause(*key)?,
+            })
+        })
     }
 
     fn freshen_closed(&self, nodes: &mut [(NodeName, Closed)]) {

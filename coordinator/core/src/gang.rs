@@ -1,10 +1,9 @@
 //! Gangs and pods as the core keeps them.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_common::gang::{GangSpec, PodSpec};
+use phalanx_common::gang::{GangSpec, PodPhase, PodSpec};
 use phalanx_common::ids::{GangName, LeaseId, PodUid};
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
@@ -14,13 +13,11 @@ use crate::amounts::Amounts;
 use crate::phase::Phase;
 use crate::place::PodNeed;
 use crate::reason::Reason;
+use crate::turn::OrderKey;
 
 /// Number of a gang: order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct GangKey(pub(crate) u64);
-
-/// Order of gangs: queue priority, priority, creation time, order of arrival, UID.
-pub(crate) type OrderKey = (Reverse<i32>, Reverse<i32>, Time, GangKey);
 
 /// One gang.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,11 +30,19 @@ pub(crate) struct Gang {
     /// Its minimum was bound together since it last began anew: what is missing now was lost, or ended.
     #[serde(default)]
     pub(crate) was_whole: bool,
+    /// Its minimum, and how many pods it had, when it was whole last; zero where that is not known.
+    #[serde(default)]
+    pub(crate) whole_minimum: u32,
+    #[serde(default)]
+    pub(crate) whole_pods: u32,
     pub(crate) reason: Option<Reason>,
     /// `spec.minResources` as numbers.
     pub(crate) min_amounts: Amounts,
     /// What is charged to its queue while it is admitted and has no place.
     pub(crate) charge: Amounts,
+    /// What it asks for beside what its pods have, as its queue counts it.
+    #[serde(default)]
+    pub(crate) wants: Amounts,
     /// Leases it has, those on their way out included.
     pub(crate) leases: u32,
     /// Placements that failed after they were begun, since when.
@@ -50,6 +55,21 @@ pub(crate) struct Gang {
     pub(crate) refused: Option<Arc<str>>,
     /// Not to be tried before.
     pub(crate) not_before: Time,
+    /// Nobody is evicted for it before.
+    #[serde(default)]
+    pub(crate) evict_not_before: Time,
+    /// Plans for it in a row that evicted others and were dropped.
+    #[serde(default)]
+    pub(crate) evict_failures: u32,
+    /// Since when it waits: for its start, or to start anew.
+    #[serde(default)]
+    pub(crate) waiting_since: Time,
+    /// Since when it has run as a whole.
+    #[serde(default)]
+    pub(crate) running_since: Option<Time>,
+    /// The gang that has its place, and since when; until it runs again.
+    #[serde(default)]
+    pub(crate) preempted: Option<(GangName, Time)>,
     /// The status written last.
     pub(crate) written: Option<GangStatus>,
     /// The API shows another one: then it is written again.
@@ -67,7 +87,7 @@ pub(crate) struct Gang {
 
 impl Gang {
     pub(crate) fn key(&self) -> GangKey {
-        self.order.3
+        self.order.arrival
     }
 }
 
@@ -105,6 +125,11 @@ impl Pod {
         !self.spec.blockers.is_empty() || !self.spec.constraints.gates.is_empty()
     }
 
+    /// Ended well, and not because it was told to go.
+    pub(crate) fn ended_well(&self) -> bool {
+        self.spec.phase == PodPhase::Succeeded && !self.spec.deleting
+    }
+
     /// Bound, not ended, not being deleted.
     pub(crate) fn is_live(&self) -> bool {
         self.spec.binding.is_some() && !self.spec.phase.is_terminal() && !self.spec.deleting
@@ -135,6 +160,8 @@ pub(crate) struct Tally {
     pub(crate) running: u32,
     pub(crate) succeeded: u32,
     pub(crate) failed: u32,
+    /// Ended, well or badly or because it was told to go.
+    pub(crate) ended: u32,
     pub(crate) unplaced: u32,
 }
 
@@ -150,15 +177,15 @@ impl Gangs {
     }
 
     pub(crate) fn tally(&self, name: &GangName) -> Tally {
-        use phalanx_common::gang::PodPhase;
         let mut tally = Tally::default();
         for (_, pod) in self.pods_of(name) {
             tally.all += 1;
             tally.live += u32::from(pod.is_live());
             tally.unplaced += u32::from(pod.is_unplaced());
+            tally.ended += u32::from(pod.spec.phase.is_terminal());
             match pod.spec.phase {
                 PodPhase::Running => tally.running += u32::from(!pod.spec.deleting),
-                PodPhase::Succeeded => tally.succeeded += 1,
+                PodPhase::Succeeded => tally.succeeded += u32::from(pod.ended_well()),
                 PodPhase::Failed => tally.failed += 1,
                 PodPhase::Pending => {}
             }

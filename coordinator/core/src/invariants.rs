@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_common::ids::QueueName;
+
 use crate::amounts::Amounts;
 use crate::cluster::InUse;
 use crate::core::Core;
@@ -31,6 +33,7 @@ fn check_nodes(core: &Core) -> Result<(), String> {
         for other in core.others.on(index) {
             used.add(&other.amounts, &other.ports);
         }
+        used.include(&node.held);
         if !used.is_same(&node.used) {
             return Err(format!("node {}: used {:?}, its leases hold {used:?}", node.name, node.used));
         }
@@ -58,27 +61,40 @@ fn check_nodes(core: &Core) -> Result<(), String> {
     Ok(())
 }
 
-/// What a queue has allocated is the sum of its gangs' charged leases; what it charges, of its admitted gangs.
+/// What a queue has allocated is the sum of its gangs' charged leases and of what its children have; what it charges, of
+/// its admitted gangs and of what those charge.
 fn check_queues(core: &Core) -> Result<(), String> {
-    let mut allocated: BTreeMap<&str, Amounts> = BTreeMap::new();
-    let mut charged: BTreeMap<&str, Amounts> = BTreeMap::new();
+    let mut allocated: BTreeMap<&QueueName, Amounts> = BTreeMap::new();
+    let mut charged: BTreeMap<&QueueName, Amounts> = BTreeMap::new();
     for lease in core.leases.leases.values().filter(|lease| lease.charged) {
-        if let Some(gang) = lease.gang.and_then(|key| core.gangs.gangs.get(&key)) {
-            allocated.entry(gang.spec.queue.as_str()).or_default().add(&lease.taken.amounts);
+        let Some(gang) = lease.gang.and_then(|key| core.gangs.gangs.get(&key)) else { continue };
+        for (name, _) in core.queues.up_from(&gang.spec.queue) {
+            allocated.entry(name).or_default().add(&lease.taken.amounts.of_pod());
         }
     }
     for gang in core.gangs.gangs.values() {
-        charged.entry(gang.spec.queue.as_str()).or_default().add(&gang.charge);
+        for (name, _) in core.queues.up_from(&gang.spec.queue) {
+            charged.entry(name).or_default().add(&gang.charge);
+        }
     }
     for (name, queue) in &core.queues.queues {
         let none = Amounts::default();
-        let held = allocated.get(name.as_str()).unwrap_or(&none);
+        let held = allocated.get(name).unwrap_or(&none);
         if !held.is_same(&queue.allocated) {
             return Err(format!("queue {name}: allocated {:?}, its pods hold {held:?}", queue.allocated));
         }
-        let asked = charged.get(name.as_str()).unwrap_or(&none);
+        let asked = charged.get(name).unwrap_or(&none);
         if !asked.is_same(&queue.charged) {
             return Err(format!("queue {name}: charged {:?}, its gangs {asked:?}", queue.charged));
+        }
+        let lacked = queue.children.iter().filter_map(|child| core.queues.get(child));
+        let mut below = Amounts::default();
+        lacked.for_each(|child| below.add(&child.unmet));
+        if !below.is_same(&queue.below_unmet) {
+            return Err(format!(
+                "queue {name}: its children lack {below:?}, it counts {:?}",
+                queue.below_unmet
+            ));
         }
     }
     Ok(())
@@ -116,7 +132,7 @@ fn check_gangs(core: &Core) -> Result<(), String> {
                 }
             }
         }
-        let waits = core.waiting.contains_key(&gang.order);
+        let waits = core.is_waiting(gang);
         if matches!(kind, PhaseKind::Queued | PhaseKind::Admitted)
             && !waits
             && !gang.deleted

@@ -37,8 +37,8 @@ impl Core {
             ("deadlines", self.timers.len()),
             ("gangs_to_look_at", self.touched.len()),
             ("queues_to_look_at", self.touched_queues.len()),
-            ("gangs_waiting", self.waiting.len()),
-            ("gangs_to_try", self.to_try.len()),
+            ("gangs_waiting", self.queues.count_waiting()),
+            ("gangs_to_try", self.queues.count_to_try()),
             ("gangs_admitted", queued),
             ("strangers_fenced", self.strangers_fenced.len()),
             ("plans_of_others", self.foreign.len()),
@@ -55,7 +55,7 @@ impl Core {
     pub fn totals(&self) -> Totals {
         let mut gangs: Vec<(GangPhase, usize)> = GangPhase::ALL.map(|phase| (phase, 0)).to_vec();
         for gang in self.gangs.gangs.values() {
-            let phase = pod_group_phase(gang.phase.kind());
+            let phase = pod_group_phase(gang);
             if let Some((_, count)) = gangs.iter_mut().find(|(known, _)| *known == phase) {
                 *count += 1;
             }

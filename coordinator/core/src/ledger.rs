@@ -18,6 +18,7 @@ impl Core {
     /// A lease comes to be: its resources are taken and charged.
     pub(crate) fn insert_lease(&mut self, lease: Lease) {
         self.cluster.take(lease.node, &lease.taken);
+        self.cluster.stand_for_holds(lease.node, lease.gang, &lease.taken);
         let id = lease.taken.lease;
         let gang = lease.gang;
         self.leases.insert(lease);
@@ -81,15 +82,14 @@ impl Core {
         };
         lease.charged = charge;
         let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get(&key)) else { return };
-        let queue = gang.spec.queue.clone();
-        let counted = self.queues.ensure(&queue);
+        let (queue, amounts) = (gang.spec.queue.clone(), lease.taken.amounts.of_pod());
         if charge {
-            counted.allocated.add(&lease.taken.amounts);
+            self.queues.allocate(&queue, &amounts);
         } else {
-            counted.allocated.subtract(&lease.taken.amounts);
-            self.quota_freed |= counted.has_limits();
+            self.queues.release(&queue, &amounts);
+            self.quota_freed |= self.queues.is_limited(&queue);
         }
-        self.touched_queues.insert(queue);
+        self.touch_chain(&queue);
     }
 
     /// Asks for the end of a lease. Its GPUs stay taken until the agent says that it is gone; its queue
@@ -107,6 +107,7 @@ impl Core {
             self.charge_lease(id, false);
         }
         let Some(lease) = self.leases.remove(id) else { return };
+        self.touch_claimant(lease.pod());
         self.cluster.give_back(lease.node, &lease.taken);
         if lease.known.is_some() {
             self.cluster.end_early(lease.node, EarlyEnd::Release);

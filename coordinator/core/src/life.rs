@@ -20,7 +20,14 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let (before, after) = (gang.phase.kind(), phase.kind());
         gang.phase = phase;
-        gang.note_phase(after);
+        gang.note_phase(after, self.now);
+        let order = gang.order.in_phase(after);
+        // What runs now may be evicted.
+        self.eviction_news |= before != after && after == PhaseKind::Running;
+        self.move_order(key, order);
+        if after == PhaseKind::Running && before != after {
+            self.note_size(key);
+        }
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
             self.charge_admission(key, Amounts::default());
@@ -72,11 +79,11 @@ impl Core {
         if gang.charge == charge {
             return;
         }
-        let queue = self.queues.ensure(&gang.spec.queue);
-        queue.charged.subtract(&gang.charge);
-        queue.charged.add(&charge);
+        self.queues.charge(&gang.spec.queue, &gang.charge, &charge);
         // It was charged for more, or less, than it asks for now.
-        self.quota_freed |= !gang.charge.is_zero() && !charge.is_zero() && queue.has_limits();
+        let changed = !gang.charge.is_zero() && !charge.is_zero();
+        self.quota_freed |= changed && self.queues.is_limited(&gang.spec.queue);
+        let queue = self.queues.ensure(&gang.spec.queue);
         let freed = charge.is_zero();
         if freed {
             queue.admitted.remove(&gang.order);
@@ -89,24 +96,13 @@ impl Core {
         }
     }
 
-    /// The gang waits for a place, or does not any more.
-    pub(crate) fn set_waiting(&mut self, key: GangKey, waits: bool) {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let order = gang.order;
-        if waits {
-            self.waiting.insert(order, key);
-            self.to_try.insert(order);
-        } else {
-            self.waiting.remove(&order);
-            self.to_try.remove(&order);
-        }
-    }
-
     /// Reacts to a gang's facts.
     pub(crate) fn progress(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
         if self.progress_foreign(key, now, actions) {
             return;
         }
+        self.progress_room(key, now, actions);
+        self.progress_hold(key, now, actions);
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         match gang.phase.kind() {
             PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding => {
@@ -136,7 +132,8 @@ impl Core {
             self.forget_if_empty(key, tally);
             return;
         }
-        let all_ended = tally.all > 0 && tally.succeeded + tally.failed == tally.all;
+        // Pods that were told to go may end well on their way: their gang has not.
+        let all_ended = tally.all > 0 && tally.ended == tally.all && gang.preempted.is_none();
         if tally.live > 0 || (tally.unplaced > 0 && tally.succeeded > 0 && self.is_satisfied(key)) {
             // Pods that run already: found at a start, or bound by somebody else. Or the minimum has ended
             // well already, and what is left goes on one by one.
@@ -163,15 +160,12 @@ impl Core {
             return;
         }
         self.charge_admission(key, Amounts::default());
+        self.set_waiting(key, false);
         let Some(gang) = self.gangs.gangs.remove(&key) else { return };
         self.gangs.by_name.remove(&gang.spec.name);
-        self.waiting.remove(&gang.order);
-        self.to_try.remove(&gang.order);
-        let queue = self.queues.ensure(&gang.spec.queue);
-        queue.count(gang.phase.kind(), false);
-        if queue.is_unused() {
-            self.queues.queues.remove(&gang.spec.queue);
-        }
+        self.queues.ensure(&gang.spec.queue).count(gang.phase.kind(), false);
+        self.queues.want(&gang.spec.queue, &gang.wants, &Amounts::default());
+        self.queues.forget_if_unused(&gang.spec.queue);
         self.touched_queues.insert(gang.spec.queue);
     }
 
@@ -194,7 +188,7 @@ impl Core {
             self.set_phase(key, Phase::Queued);
             self.set_waiting(key, !deleted);
             self.touched.insert(key);
-        } else if tally.succeeded + tally.failed == tally.all {
+        } else if tally.ended == tally.all {
             self.set_waiting(key, false);
             self.set_phase(key, Phase::Finished);
             self.touched.insert(key);
@@ -297,7 +291,9 @@ impl Core {
         pods.retain(|uid| pod_table.get(uid).is_some_and(|pod| !pod.spec.phase.is_terminal()));
         fencing.retain(|uid, _| pod_table.contains_key(uid));
         if pods.is_empty() && fencing.is_empty() {
-            self.remove_plan(name, actions);
+            if self.gangs.gangs.get(&key).is_some_and(|gang| gang.preempted.is_none()) {
+                self.remove_plan(name, actions);
+            }
             let runs_on = self.is_satisfied(key);
             self.set_phase(key, if runs_on { Phase::Running { round: None } } else { Phase::Queued });
             self.touched.insert(key);

@@ -303,13 +303,15 @@ impl Core {
         held.into_iter().map(holder).collect()
     }
 
-    /// A PodDisruptionBudget is there, or changed. Nothing is decided by it yet.
+    /// A PodDisruptionBudget is there, or changed: evictions are bounded by it.
     pub(crate) fn apply_budget(&mut self, budget: DisruptionBudget) {
+        self.eviction_news = true;
         self.budgets.insert(budget.name.clone(), budget);
     }
 
     /// A PodDisruptionBudget is gone.
     pub(crate) fn delete_budget(&mut self, name: &GangName) {
         self.budgets.remove(name);
+        self.eviction_news = true;
     }
 }

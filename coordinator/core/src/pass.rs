@@ -4,26 +4,32 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::ids::PodUid;
+use phalanx_common::ids::{PodUid, QueueName};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 
 use crate::action::Action;
+use crate::amounts::Amounts;
 use crate::class::ModelId;
 use crate::core::{Core, Timer};
-use crate::gang::GangKey;
+use crate::eviction::Lack;
+use crate::gang::{Gang, GangKey};
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
-use crate::reason::Reason;
+use crate::queue::Queue;
+use crate::reason::{Preempted, Reason};
 use crate::required::Required;
+use crate::strict::Strict;
+use crate::tree::Gone;
+use crate::turn::Turns;
 
 /// Placements that fail are counted over this time.
 const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
 
 /// What makes two gangs equal for placing: a shape that did not fit once does not fit again in the
 /// same pass, in which room only shrinks.
-type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32);
+pub(crate) type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32);
 
 /// Shapes that failed in this pass, and why; true where they can never fit.
 type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
@@ -43,6 +49,8 @@ struct More {
     waiting: u32,
     /// What holds the first of them up.
     first: Option<Held>,
+    /// When one of them may be placed that nothing else holds up.
+    look_again: Option<Time>,
     shape: GangShape,
 }
 
@@ -52,28 +60,81 @@ impl Core {
         if self.cluster.room_generation != self.room_seen || self.quota_freed {
             self.quota_freed = false;
             self.wake_all();
+        } else if self.eviction_news {
+            self.wake_those_who_evict();
         }
-        let mut failed = Failed::new();
-        while let Some(order) = self.to_try.pop_first() {
-            let Some(key) = self.waiting.get(&order).copied() else { continue };
-            let Some(gang) = self.gangs.gangs.get(&key) else { continue };
-            match gang.phase.kind() {
-                PhaseKind::Queued | PhaseKind::Admitted => self.try_start(key, &mut failed, now),
-                PhaseKind::Running | PhaseKind::Degraded => self.try_grow(key, &mut failed, now),
-                PhaseKind::Reserving
-                | PhaseKind::Committing
-                | PhaseKind::Arming
-                | PhaseKind::Binding
-                | PhaseKind::Evicting
-                | PhaseKind::Finished => {}
-            }
-            self.write_gang_status(key, actions);
+        self.eviction_news = false;
+        if !self.queues.to_try.is_empty() {
+            self.try_in_turn(now, actions);
         }
         self.room_seen = self.cluster.room_generation;
     }
 
-    fn try_start(&mut self, key: GangKey, failed: &mut Failed, now: Time) {
-        match self.start(key, failed, now) {
+    /// What queues are entitled to stays what it is for the whole pass; what they have of it is that of each moment.
+    fn try_in_turn(&mut self, now: Time, actions: &mut Vec<Action>) {
+        self.refresh_shares();
+        self.forget_evictable();
+        self.queues.wake_strict();
+        let (mut failed, mut strict) = (Failed::new(), Strict::default());
+        let mut turns = Turns::new(self);
+        while let Some((at, queue)) = turns.next(&self.queues) {
+            let queue = queue.clone();
+            let first = self.queues.take_first(&queue);
+            if let Some(key) = first {
+                self.try_one(key, &queue, &mut failed, &mut strict, now);
+                self.write_gang_status(key, actions);
+            }
+            if turns.made_at == self.queues.woken {
+                turns.tried(self, at);
+            } else {
+                // Others are to be tried as well, or are no more.
+                self.queues.wake_strict();
+                strict.begin_anew();
+                turns = Turns::new(self);
+            }
+        }
+    }
+
+    fn try_one(
+        &mut self,
+        key: GangKey,
+        queue: &QueueName,
+        failed: &mut Failed,
+        strict: &mut Strict,
+        now: Time,
+    ) {
+        let is_strict = self.queues.get(queue).is_some_and(Queue::is_strict);
+        let behind = if is_strict { strict.behind(self, key) } else { None };
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        match gang.phase.kind() {
+            PhaseKind::Queued | PhaseKind::Admitted => self.try_start(key, behind, failed, now),
+            PhaseKind::Running | PhaseKind::Degraded => match behind {
+                Some(reason) => {
+                    let waiting = u32::try_from(self.candidates(gang).len()).unwrap_or(u32::MAX);
+                    self.set_waiting_reason(key, waiting, Some(reason));
+                }
+                None => self.try_grow(key, failed, now),
+            },
+            PhaseKind::Reserving
+            | PhaseKind::Committing
+            | PhaseKind::Arming
+            | PhaseKind::Binding
+            | PhaseKind::Evicting
+            | PhaseKind::Finished => {}
+        }
+        let can_run = |gang: &Gang| !gang.reason.as_ref().is_some_and(Reason::is_lasting);
+        let gang = self.gangs.gangs.get(&key);
+        if gang.is_some_and(|gang| can_run(gang) == gang.wants.is_zero()) {
+            self.note_wants(key);
+        }
+        if is_strict {
+            strict.note(self, key);
+        }
+    }
+
+    /// `behind`: what it would wait behind, were it admissible and able to run at all.
+    fn try_start(&mut self, key: GangKey, behind: Option<Reason>, failed: &mut Failed, now: Time) {
+        match self.start(key, behind, failed, now) {
             Ok(()) => self.set_reason(key, None),
             Err((reason, PhaseKind::Admitted)) => self.set_reason(key, Some(reason)),
             Err((reason, _)) => {
@@ -85,59 +146,56 @@ impl Core {
         }
     }
 
-    fn set_reason(&mut self, key: GangKey, reason: Option<Reason>) {
+    pub(crate) fn set_reason(&mut self, key: GangKey, reason: Option<Reason>) {
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            let reason = match (gang.preempted.clone(), reason) {
+                (Some((by, at)), Some(cause)) => {
+                    Some(Reason::Preempted(Box::new(Preempted { by, at, cause: Some(cause) })))
+                }
+                (_, reason) => reason,
+            };
             gang.reason = reason.filter(|_| !planted::is(Bug::SilentReason));
         }
     }
 
     /// Admits and places a gang. An error says why not, and in which phase the gang stays.
-    fn start(&mut self, key: GangKey, failed: &mut Failed, now: Time) -> Result<(), (Reason, PhaseKind)> {
+    fn start(
+        &mut self,
+        key: GangKey,
+        behind: Option<Reason>,
+        failed: &mut Failed,
+        now: Time,
+    ) -> Result<(), (Reason, PhaseKind)> {
         let queued = |reason| (reason, PhaseKind::Queued);
         let admitted = |reason| (reason, PhaseKind::Admitted);
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         self.check_admissible(gang).map_err(queued)?;
         let required = self.required(gang);
         let charge = Self::admission_charge(gang, &required);
-        let order = gang.order;
-        let behind = match self.check_quota(key, order, &required, &charge) {
-            Ok(behind) => behind,
-            Err(reason) => {
-                if let Some(never) = self.never_fits_still(key, &required, failed) {
-                    return Err(queued(never));
-                }
-                // What it waits for in the first place, once it gave its quota away, are its pods.
-                let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
-                let reason = pods.and_then(|gang| self.check_pods(gang, &required).err()).unwrap_or(reason);
-                return Err(queued(reason));
-            }
-        };
+        if let Some(reason) =
+            behind.filter(|_| self.queues.above_ceiling(&gang.spec.queue, &charge).is_none())
+        {
+            return Err(queued(reason));
+        }
+        let behind = self.find_quota(key, &required, &charge, failed, now).map_err(queued)?;
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         if matches!(gang.phase, Phase::Queued) {
             self.set_phase(key, Phase::Admitted);
         }
-        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
-        match self.check_pods(gang, &required) {
-            Err(reason @ (Reason::PodBlocked { .. } | Reason::PodGated { .. } | Reason::Claim(_))) => {
-                return Err(queued(reason));
-            }
-            // Its pods are being created: the charge stands already, so that they find their quota.
-            Err(reason) => {
-                if let Some(reason) = self.larger_than_all_nodes(&charge) {
-                    return Err(queued(reason));
-                }
-                self.push_back(&behind);
-                self.charge_admission(key, charge);
-                self.note_pods_missing(key);
-                return Err(admitted(reason));
-            }
-            Ok(()) => {
-                if let Some(gang) = self.gangs.gangs.get_mut(&key) {
-                    gang.pods_missing_since = None;
-                }
-            }
+        self.await_pods(key, &required, &charge, &behind)?;
+        if self.rooms.contains_key(&key) && !self.lacks(key, &charge).is_empty() {
+            // There may be room for it; its quota is still with those that go for it.
+            self.charge_admission(key, charge);
+            return self.making_room(key).map_or(Ok(()), |reason| Err(admitted(reason)));
         }
-        match self.place_minimum(key, &required, failed, now) {
+        let placed = match self.check_guarantee(key, &required) {
+            Some((reason, never)) => {
+                let lacks = self.lacks(key, &charge);
+                Err(self.evict_or(key, &required, &lacks, (reason, never), now))
+            }
+            None => self.place_minimum(key, &required, failed, now),
+        };
+        match placed {
             Ok(()) => {
                 self.push_back(&behind);
                 Ok(())
@@ -148,6 +206,61 @@ impl Core {
                 self.push_back(&behind);
                 self.charge_admission(key, charge);
                 Err(admitted(reason))
+            }
+        }
+    }
+
+    /// Quota for a gang's minimum, and who is to give way for it.
+    fn find_quota(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        charge: &Amounts,
+        failed: &mut Failed,
+        now: Time,
+    ) -> Result<Vec<GangKey>, Reason> {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(Vec::new()) };
+        let reason = match self.check_quota(key, gang.order, required, charge) {
+            Ok(behind) => return Ok(behind),
+            Err(reason) => reason,
+        };
+        if let Some(never) = self.never_fits_still(key, required, failed) {
+            return Err(never);
+        }
+        // What it waits for in the first place, once it gave its quota away, are its pods.
+        let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
+        let reason = pods.and_then(|gang| self.check_pods(gang, required).err()).unwrap_or(reason);
+        self.evict_for_quota(key, required, charge, reason, now)
+    }
+
+    /// The pods of a gang that has its quota are all there. While they are being made its charge stands already, so that
+    /// they find their quota.
+    fn await_pods(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        charge: &Amounts,
+        behind: &[GangKey],
+    ) -> Result<(), (Reason, PhaseKind)> {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
+        match self.check_pods(gang, required) {
+            Err(reason @ (Reason::PodBlocked { .. } | Reason::PodGated { .. } | Reason::Claim(_))) => {
+                Err((reason, PhaseKind::Queued))
+            }
+            Err(reason) => {
+                if let Some(reason) = self.larger_than_all_nodes(charge) {
+                    return Err((reason, PhaseKind::Queued));
+                }
+                self.push_back(behind);
+                self.charge_admission(key, charge.clone());
+                self.note_pods_missing(key);
+                Err((reason, PhaseKind::Admitted))
+            }
+            Ok(()) => {
+                if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+                    gang.pods_missing_since = None;
+                }
+                Ok(())
             }
         }
     }
@@ -170,19 +283,51 @@ impl Core {
         }
         let shape = self.shape(key);
         let shape_key = shape_key(&shape, required);
-        if let Some((reason, never)) = failed.get(&shape_key) {
-            return Err((reason.clone(), *never));
+        let has_own_view = self.has_own_view(key, now);
+        if let Some((reason, never)) = failed.get(&shape_key).filter(|_| !has_own_view).cloned() {
+            return Err(self.evict_or(key, required, &[], (reason, never), now));
         }
-        match place(&self.cluster, &mut Overlay::default(), &shape, &required.pods) {
+        match place(&self.cluster, &mut self.overlay_for(key, now), &shape, &required.pods) {
             Ok(placed) => {
                 self.check_attempts(key, now).map_err(|reason| (reason, false))?;
+                let nodes = placed.iter().map(|place| place.node).collect();
+                self.take_from_holds(key, &nodes);
                 self.begin_round(key, &placed, now);
                 Ok(())
             }
             Err(shortfall) => {
                 let (reason, never) = self.diagnose(&shape, required, &shortfall);
-                failed.insert(shape_key, (reason.clone(), never));
-                Err((reason, never))
+                if !has_own_view {
+                    failed.insert(shape_key, (reason.clone(), never));
+                }
+                Err(self.evict_or(key, required, &[], (reason, never), now))
+            }
+        }
+    }
+
+    /// A gang did not fit: others are evicted for it where that helps; else what it waits for, and whether it can never
+    /// fit.
+    fn evict_or(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        lacks: &[Lack],
+        (mut reason, never): (Reason, bool),
+        now: Time,
+    ) -> (Reason, bool) {
+        if never {
+            return (reason, true);
+        }
+        self.note_room_failed(key, &reason);
+        match self.evict_for(key, required, lacks, now) {
+            Ok(()) => (self.making_room(key).unwrap_or(reason), false),
+            Err(why) => {
+                self.consider_hold(key, required, now);
+                if let Reason::NoRoom(room) = &mut reason {
+                    room.lower_to = room.lower_to.max(why.as_ref().and_then(|why| why.lower_to));
+                    room.eviction = why.map(Box::new);
+                }
+                (reason, false)
             }
         }
     }
@@ -238,13 +383,20 @@ impl Core {
             self.timers.insert((gang.not_before, Timer::Gang(key)));
             return;
         }
-        let mut more = self.place_more(key, failed);
-        let is_new = !gang.was_whole && gang.phase.cut_short().is_none();
+        let mut more = self.place_more(key, failed, now);
+        let is_new = (!gang.was_whole || gang.is_minimum_raised()) && gang.phase.cut_short().is_none();
+        if let Some(at) = more.look_again {
+            self.timers.insert((at, Timer::Gang(key)));
+        }
         let placed: Vec<PodUid> = more.placed.iter().map(|place| place.pod.clone()).collect();
         if is_new && !self.has_minimum(key, &placed) {
-            // Somebody else bound some of it: its rest comes together or not at all, as at any start.
+            // Somebody else bound some of it, or it needs more than it did: its rest comes together or not at all, as at
+            // any start.
             more.waiting += u32::try_from(placed.len()).unwrap_or(u32::MAX);
             more.placed.clear();
+            if let Some(rest) = self.rest_that_does_not_fit(key, &more.shape, now) {
+                more.first = Some(rest);
+            }
         }
         if let Err(reason) = self.check_attempts(key, now) {
             self.set_waiting_reason(key, more.waiting, Some(reason));
@@ -259,11 +411,24 @@ impl Core {
             Some(Held::ByRoom(one, shortfall)) => {
                 let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
                 failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
-                Some(reason)
+                let minimum = self.gangs.gangs.get(&key).map_or(0, |gang| gang.spec.min_member);
+                let reason = reason.beside_bound(minimum.saturating_sub(one.minimum));
+                Some(if never { reason } else { self.evict_for_missing(key, reason, now) })
             }
             None => None,
         };
         self.set_waiting_reason(key, more.waiting, cause);
+    }
+
+    /// Of a gang whose rest comes together: what of it finds no room.
+    fn rest_that_does_not_fit(&self, key: GangKey, shape: &GangShape, now: Time) -> Option<Held> {
+        let gang = self.gangs.gangs.get(&key)?;
+        let tally = self.gangs.tally(&gang.spec.name);
+        let minimum = gang.spec.min_member.saturating_sub(tally.live + tally.succeeded);
+        let mut pods = self.candidates(gang);
+        pods.truncate(usize::try_from(minimum).unwrap_or(usize::MAX));
+        let shortfall = place(&self.cluster, &mut self.overlay_for(key, now), shape, &pods).err()?;
+        Some(Held::ByRoom(Required { pods, minimum, all: minimum }, shortfall))
     }
 
     fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
@@ -271,20 +436,29 @@ impl Core {
     }
 
     /// Plans single pods of a gang that runs.
-    fn place_more(&self, key: GangKey, failed: &Failed) -> More {
+    fn place_more(&self, key: GangKey, failed: &Failed, now: Time) -> More {
         let shape = self.shape(key);
-        let mut more = More { placed: Vec::new(), waiting: 0, first: None, shape };
+        let mut more = More { placed: Vec::new(), waiting: 0, first: None, look_again: None, shape };
         let Some(gang) = self.gangs.gangs.get(&key) else { return more };
-        let Some(queue) = self.queues.get(&gang.spec.queue) else { return more };
-        let mut used = self.used_in_queue(gang);
-        let mut overlay = Overlay::default();
+        let mut asked = Amounts::default();
+        let gone = Gone::from([(gang.spec.queue.clone(), gang.charge.clone())]);
+        let mut overlay = self.overlay_for(key, now);
         let mut too_large: Vec<(Arc<str>, Arc<PodNeed>)> = Vec::new();
         for candidate in self.candidates(gang) {
             let need = candidate.need.clone();
             let kind = (candidate.task.clone(), need.clone());
             let one = Required { pods: vec![candidate], minimum: 1, all: 1 };
-            let held = if let Some(over) = queue.over(&used, &need.amounts) {
-                Held::Known(over.reason(&gang.spec.queue))
+            let mut sum = asked.clone();
+            sum.add(&need.amounts.of_pod());
+            let held = if let Some(over) = self.queues.over(&gang.spec.queue, &gone, &sum) {
+                Held::Known(over.beside(&asked).reason(&gang.spec.queue))
+            } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &need.amounts.of_pod())
+            {
+                Held::Known(reason)
+            } else if let Some(until) = self.patience_with(gang, &one.pods[0].pod) {
+                more.look_again = more.look_again.max(Some(until));
+                let step = "its PodGroup may be about to ask for more pods: they start together then";
+                Held::Known(Reason::InProgress { step: Arc::from(step) })
             } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
                 Held::Known(reason.clone())
             } else if more.first.is_some() && too_large.contains(&kind) {
@@ -293,7 +467,7 @@ impl Core {
             } else {
                 match place(&self.cluster, &mut overlay, &more.shape, &one.pods) {
                     Ok(places) => {
-                        used.add(&need.amounts);
+                        asked.add(&need.amounts.of_pod());
                         more.placed.extend(places);
                         continue;
                     }
@@ -339,7 +513,7 @@ impl Core {
     }
 }
 
-fn shape_key(shape: &GangShape, required: &Required) -> ShapeKey {
+pub(crate) fn shape_key(shape: &GangShape, required: &Required) -> ShapeKey {
     let pods = required.pods.iter().map(|candidate| (candidate.task.clone(), candidate.need.clone()));
     (shape.mixed_models, pods.collect(), shape.pinned.clone(), required.minimum, required.all)
 }

@@ -77,7 +77,7 @@ pub(crate) struct Shortfall {
     pub(crate) need: Arc<PodNeed>,
 }
 
-/// Nodes changed by the plan so far, and nodes not to be used.
+/// Nodes changed by the plan so far, or with other room than for everybody, and nodes not to be used.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Overlay {
     changed: BTreeMap<NodeIndex, (u64, InUse)>,
@@ -127,17 +127,9 @@ impl Search<'_> {
         }
     }
 
-    fn allowed<'c>(&self, class: &'c Class) -> impl Iterator<Item = u64> + use<'c> {
-        let models = self.models;
-        let masks = class.models.iter().map(|(model, mask)| (*model, *mask));
-        masks
-            .filter(move |(model, _)| models == Models::Any || models == Models::Only(*model))
-            .map(|(_, mask)| mask)
-    }
-
     /// The best set of one node, whose free GPUs are `free`.
     fn best_set(&self, class: &Class, free: u64) -> Option<(u64, SetScore)> {
-        let sets = self.allowed(class).filter_map(|mask| class.best(free & mask, self.need.gpus));
+        let sets = models_of(class, self.models).filter_map(|mask| class.best(free & mask, self.need.gpus));
         sets.min_by_key(|choice| (choice.score, choice.mask)).map(|choice| (choice.mask, choice.score))
     }
 
@@ -161,7 +153,8 @@ impl Search<'_> {
     /// One node, of which this much is free and in use.
     fn offer_node(&mut self, index: NodeIndex, free: u64, used: &InUse) {
         let node = self.cluster.node(index);
-        if free.count_ones() < self.need.gpus {
+        // A node may be closed since something is held of it.
+        if free.count_ones() < self.need.gpus || node.shut().is_some() {
             return;
         }
         if self.overlay.excluded.contains(&index) || predicates::check(node, self.need, used).is_err() {
@@ -281,6 +274,24 @@ impl Overlay {
         Self { excluded, ..Self::default() }
     }
 
+    /// Something goes from a node: this is free then.
+    pub(crate) fn release(&mut self, cluster: &Cluster, index: NodeIndex, mask: u64, gone: &InUse) {
+        let node = cluster.node(index);
+        let (free, used) = self.changed.entry(index).or_insert_with(|| (node.free_mask, node.used.clone()));
+        *free |= mask;
+        used.exclude(gone);
+    }
+
+    /// This is free of a node for whom the plan is made, and this in use.
+    pub(crate) fn set(&mut self, index: NodeIndex, free: u64, used: InUse) {
+        self.changed.insert(index, (free, used));
+    }
+
+    /// Nodes that are other than for everybody.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (NodeIndex, u64, &InUse)> {
+        self.changed.iter().map(|(node, (free, used))| (*node, *free, used))
+    }
+
     fn take(&mut self, cluster: &Cluster, need: &PodNeed, index: NodeIndex, mask: u64) {
         let node = cluster.node(index);
         let (free, used) = self.changed.entry(index).or_insert_with(|| (node.free_mask, node.used.clone()));
@@ -308,6 +319,30 @@ fn place_each(
         placed.push(Placed { pod: candidate.pod.clone(), node, mask });
     }
     Ok(placed)
+}
+
+/// Masks of the GPUs of a class that a pod may get together.
+pub(crate) fn models_of(class: &Class, models: Models) -> impl Iterator<Item = u64> + use<'_> {
+    let masks = class.models.iter().map(|(model, mask)| (*model, *mask));
+    let allowed = masks.filter(move |(model, _)| models == Models::Any || models == Models::Only(*model));
+    allowed.map(|(_, mask)| mask)
+}
+
+/// Pods by task, as they are placed, and the models that each task may have.
+pub(crate) fn tasks_with_models(
+    cluster: &Cluster,
+    shape: &GangShape,
+    pods: &[Candidate],
+) -> Vec<(Vec<Candidate>, Vec<Models>)> {
+    let with_models = |(task, group): (&Arc<str>, Vec<Candidate>)| {
+        let models = if shape.mixed_models {
+            vec![Models::Any]
+        } else {
+            models_for(cluster, &group, shape.pinned.get(task).copied())
+        };
+        (group, models)
+    };
+    by_task(pods).into_iter().map(with_models).collect()
 }
 
 /// The models a task's pods may go to together, the scarcest first.

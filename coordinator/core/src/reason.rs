@@ -6,16 +6,21 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{NodeName, QueueName};
 use phalanx_common::resources::format_amount;
+use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
 mod claims;
+mod eviction;
 mod held;
+mod queue;
 mod room;
 mod unsuited;
 
 pub use claims::{ClaimHeld, ClaimProblem};
+pub use eviction::{HeldFor, HoldCause, MakingRoom, NoEviction, NoEvictionCause, Preempted, Spared};
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
+pub use queue::QueueHeld;
 pub use room::{Closed, NoRoom};
 use room::{amount_of, lower, name_closed, open_and_change, open_nodes, or_change, pods};
 pub use unsuited::{Unmet, Unsuited};
@@ -63,6 +68,9 @@ pub enum Reason {
         used: u64,
         /// What the gang's minimum asks.
         asked: u64,
+        /// Why nobody is evicted for it, where somebody could be.
+        #[serde(default)]
+        eviction: Option<Box<NoEviction>>,
     },
     /// Fewer pods exist than must start together.
     TooFewPods {
@@ -91,6 +99,8 @@ pub enum Reason {
     },
     /// A pod waits for a PersistentVolumeClaim.
     Claim(Box<ClaimHeld>),
+    /// The tree of queues keeps it waiting.
+    Queue(Box<QueueHeld>),
     /// Taints, `nodeSelector`, node affinity or volumes keep a pod from every node that is large enough.
     NoNodeMatches(Box<Unsuited>),
     /// No node offers a resource at all.
@@ -158,6 +168,10 @@ pub enum Reason {
         /// Why the first of them does.
         cause: Box<Reason>,
     },
+    /// Others are being evicted for it.
+    MakingRoom(Box<MakingRoom>),
+    /// It was evicted for another gang.
+    Preempted(Box<Preempted>),
     /// It is being placed at this moment.
     InProgress {
         /// What is awaited.
@@ -166,8 +180,48 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// It waits until a queue has more, or for its turn there.
+    pub(crate) fn is_for_quota(&self) -> bool {
+        match self {
+            Self::QuotaUsed { .. } => true,
+            Self::Queue(held) => held.is_for_a_while(),
+            _ => false,
+        }
+    }
+
+    /// It waits until others leave nodes, or nodes open.
+    pub(crate) const fn is_for_room(&self) -> bool {
+        matches!(self, Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. })
+    }
+
+    /// The same where it is only about the rest of a gang, of which so many pods are bound.
+    pub(crate) fn beside_bound(mut self, bound: u32) -> Self {
+        let lower_to = match &mut self {
+            Self::NoRoom(room) | Self::NodesClosed { room, .. } => &mut room.lower_to,
+            Self::LargerThanCluster { lower_to, .. } => lower_to,
+            _ => return self,
+        };
+        *lower_to = lower_to.map(|count| count.saturating_add(bound));
+        self
+    }
+
+    /// It can never run unless its object, its queue or the nodes change.
+    pub(crate) fn is_lasting(&self) -> bool {
+        match self {
+            Self::NoSuchQueue { .. }
+            | Self::NoSuchPriorityClass { .. }
+            | Self::AboveCapability { .. }
+            | Self::LargerThanAllNodes { .. } => true,
+            Self::Queue(held) => held.is_lasting(),
+            _ => self.is_of_the_nodes(),
+        }
+    }
+
     /// True where the nodes that there are could not take it if they were empty.
-    pub(crate) const fn is_of_the_nodes(&self) -> bool {
+    pub(crate) fn is_of_the_nodes(&self) -> bool {
+        if let Self::Preempted(preempted) = self {
+            return preempted.cause.as_ref().is_some_and(Self::is_of_the_nodes);
+        }
         matches!(
             self,
             Self::NoNodeMatches(_)
@@ -190,6 +244,7 @@ impl Reason {
             Self::PodBlocked { .. } => "PodBlocked",
             Self::PodGated { .. } => "PodGated",
             Self::Claim(held) => held.problem.code(),
+            Self::Queue(held) => held.code(),
             Self::NoNodeMatches(_) => "NoNodeMatches",
             Self::NoNodeOffers { .. } => "NoNodeOffers",
             Self::LargerThanAnyNode { .. } => "LargerThanAnyNode",
@@ -198,6 +253,8 @@ impl Reason {
             Self::NoRoom(_) => "NoRoom",
             Self::NodesClosed { .. } => "NodesClosed",
             Self::MorePodsWait { .. } => "MorePodsWait",
+            Self::MakingRoom(_) => "MakingRoom",
+            Self::Preempted(_) => "Preempted",
             Self::InProgress { .. } => "InProgress",
         }
     }
@@ -216,7 +273,7 @@ impl Reason {
                 format_amount(resource, *asked),
                 lower(*lower_to)
             ),
-            Self::QuotaUsed { queue, resource, limit, used, asked } => {
+            Self::QuotaUsed { queue, resource, limit, used, asked, .. } => {
                 let short = used.saturating_add(*asked).saturating_sub(*limit);
                 format!(
                     "wait for {} of Queue {queue} to be given back, or raise its capability {resource} by {}",
@@ -239,6 +296,7 @@ impl Reason {
                 format!("remove {} from spec.schedulingGates, as whoever set them does", gates.join(", "))
             }
             Self::Claim(held) => held.fix(),
+            Self::Queue(held) => held.fix(),
             Self::NoNodeMatches(unsuited) if unsuited.help.is_empty() => {
                 "add nodes that meet what keeps the pod from these, or change that".to_owned()
             }
@@ -267,9 +325,17 @@ impl Reason {
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => open_nodes(nodes, "; "),
             Self::MorePodsWait { cause, .. } => cause.fix(),
-            Self::InProgress { .. } => String::new(),
+            Self::Preempted(preempted) => preempted.cause.as_ref().map(Self::fix).unwrap_or_default(),
+            Self::InProgress { .. } | Self::MakingRoom(_) => String::new(),
         }
     }
+}
+
+/// A time as people read it: `2026-11-30T04:00:00Z`.
+pub(crate) fn clock(time: Time) -> String {
+    let seconds = i64::try_from(time.0 / 1000).ok();
+    let stamp = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    stamp.unwrap_or(jiff::Timestamp::MAX).to_string()
 }
 
 /// The missing pods of a Job are on their way.
@@ -331,13 +397,16 @@ impl fmt::Display for Reason {
                 format_amount(resource, *limit),
                 format_amount(resource, *asked)
             ),
-            Self::QuotaUsed { queue, resource, limit, used, asked } => write!(
-                formatter,
-                "queue {queue} quota: capability {resource} {}, used or admitted {}, asked {}",
-                format_amount(resource, *limit),
-                format_amount(resource, *used),
-                format_amount(resource, *asked)
-            ),
+            Self::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
+                write!(
+                    formatter,
+                    "queue {queue} quota: capability {resource} {}, used or admitted {}, asked {}",
+                    format_amount(resource, *limit),
+                    format_amount(resource, *used),
+                    format_amount(resource, *asked)
+                )?;
+                eviction.as_ref().map_or(Ok(()), |eviction| write!(formatter, "; {eviction}"))
+            }
             Self::TooFewPods { exist, minimum, task: Some(task) } => {
                 write!(formatter, "only {exist} of {minimum} pods of task {task} exist")
             }
@@ -349,6 +418,7 @@ impl fmt::Display for Reason {
                 write!(formatter, "pod {pod} waits for its scheduling gates: {}", gates.join(", "))
             }
             Self::Claim(held) => held.fmt(formatter),
+            Self::Queue(held) => held.fmt(formatter),
             Self::NoNodeMatches(unsuited) => {
                 let suit = if unsuited.nodes == 1 { "suits" } else { "suit" };
                 write!(formatter, "0 {} {suit} the pod: {unsuited}", unsuited.of_nodes())
@@ -380,6 +450,8 @@ impl fmt::Display for Reason {
                     }
                 )
             }
+            Self::MakingRoom(room) => room.fmt(formatter),
+            Self::Preempted(preempted) => preempted.fmt(formatter),
             Self::InProgress { step } => write!(formatter, "in progress: {step}"),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::{GangPolicy, GangSpec, PodBinding};
 use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
-use phalanx_common::plan::{GangPlan, PlannedPod};
+use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
 use phalanx_common::wire::{Exactness, LeaseReport, LeaseRequest, LeaseState};
@@ -23,6 +23,7 @@ impl Core {
     /// Everything stored is known.
     pub(crate) fn recover(&mut self, actions: &mut Vec<Action>) {
         self.synced = true;
+        self.started_at = self.now;
         self.make_lost_gangs();
         let bound: Vec<(GangKey, PodUid)> = self
             .gangs
@@ -149,6 +150,13 @@ impl Core {
     /// an earlier life can reach them late.
     pub(crate) fn resume_plan(&mut self, plan: &GangPlan, actions: &mut Vec<Action>) {
         let same = self.key_of_uid(&plan.gang, &plan.gang_uid);
+        if plan.purpose == PlanPurpose::MakeRoom {
+            match same {
+                Some(key) => self.resume_room(key, plan, self.now),
+                None => self.remove_plan(plan.gang.clone(), actions),
+            }
+            return;
+        }
         let open: Vec<&PlannedPod> = plan
             .pods
             .iter()

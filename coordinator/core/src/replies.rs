@@ -166,6 +166,7 @@ impl Core {
     ) {
         match self.pending.remove(&id) {
             Some(Pending::Plan(key)) => self.plan_written(key, id, outcome, now, actions),
+            Some(Pending::RoomPlan(key)) => self.room_written(key, id, outcome, now, actions),
             Some(Pending::Pod(key, uid)) => self.binding_done(key, &uid, id, outcome, now, actions),
             Some(Pending::GangStatus(key)) => {
                 if !matches!(outcome, Outcome::Done | Outcome::NotFound)
@@ -321,7 +322,11 @@ impl Core {
             }
             Some(Pending::Stranger(lease)) => return self.stranger_read(lease, pod),
             Some(
-                Pending::Plan(_) | Pending::GangStatus(_) | Pending::QueueStatus(_) | Pending::PlanRemoval(_),
+                Pending::Plan(_)
+                | Pending::RoomPlan(_)
+                | Pending::GangStatus(_)
+                | Pending::QueueStatus(_)
+                | Pending::PlanRemoval(_),
             )
             | None => return,
         };

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use phalanx_common::gang::PodPhase;
 use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
 
@@ -57,8 +56,7 @@ impl Core {
         let candidates = self.candidates(gang);
         let all = self.gangs.pods_of.get(&gang.spec.name).map_or(0, BTreeSet::len);
         let all = u32::try_from(all).unwrap_or(u32::MAX);
-        let ended =
-            self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.spec.phase == PodPhase::Succeeded);
+        let ended = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.ended_well());
         let ended = u32::try_from(ended.count()).unwrap_or(0);
         let min_member = if planted::is(Bug::IgnoreMinMember) { 1 } else { gang.spec.min_member.max(1) };
         let minimum = min_member.saturating_sub(ended);
@@ -68,9 +66,7 @@ impl Core {
         }
         let mut left = task_minima(&gang.spec);
         for (_, pod) in self.gangs.pods_of(&gang.spec.name) {
-            if let Some(count) =
-                left.get_mut(&pod.spec.task).filter(|_| pod.spec.phase == PodPhase::Succeeded)
-            {
+            if let Some(count) = left.get_mut(&pod.spec.task).filter(|_| pod.ended_well()) {
                 *count = count.saturating_sub(1);
             }
         }

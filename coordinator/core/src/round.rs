@@ -353,6 +353,9 @@ impl Core {
         let Some(gang) = self.gangs.key(gang).and_then(|key| self.gangs.gangs.get(&key)) else {
             return false;
         };
+        if self.rooms.contains_key(&gang.key()) {
+            return true;
+        }
         let is_cut_short = gang.phase.cut_short().is_some() || matches!(gang.phase, Phase::Evicting { .. });
         let has_plan = |round: &Round| round.plan_stored || round.plan_write.is_some();
         is_cut_short || gang.phase.round().is_some_and(has_plan)
@@ -395,6 +398,7 @@ impl Core {
             self.end_lease(member.lease);
             self.set_pod_lease(uid, None);
         }
+        let keeps_plan = self.resume_held(key) || keeps_plan;
         if !keeps_plan && (round.plan_stored || round.plan_write.is_some()) {
             self.remove_plan(name, actions);
         }

@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, LeaseId};
-use phalanx_common::resources::{ResourceName, Resources, format_amount};
+use phalanx_common::resources::{ResourceName, Resources};
 use phalanx_common::units::Time;
 
-use crate::amounts::Amounts;
 use crate::cluster::EarlyEnd;
 use crate::cluster::Node;
 use crate::core::Core;
 use crate::gang::{Gang, Pod, natural};
 use crate::phase::PhaseKind;
 use crate::place::feasible_nodes;
-use crate::reason::Reason;
+use crate::quotas::quota_texts;
+use crate::reason::{Preempted, Reason, clock};
 use crate::status::pod_group_phase;
 use crate::view::{
-    Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QueueView, QuotaView,
-    ReasonView, StateView,
+    Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QuotaView, ReasonView,
+    StateView,
 };
 use crate::why::free_amounts;
 
@@ -36,6 +36,7 @@ impl Core {
             nodes,
             pods_without_gang: self.pods_without_gang(),
             budgets: self.budgets.values().cloned().collect(),
+            policies: self.policies.values().cloned().collect(),
         }
     }
 
@@ -65,28 +66,6 @@ impl Core {
         pods.map(view).collect()
     }
 
-    fn queue_views(&self) -> Vec<QueueView> {
-        let views = self.queues.queues.iter().filter_map(|(name, queue)| {
-            let spec = queue.spec.as_ref()?;
-            let status = queue.status(&self.cluster.resources);
-            let mut charged = queue.charged.clone();
-            charged.add(&queue.allocated);
-            Some(QueueView {
-                name: name.clone(),
-                priority: spec.priority,
-                open: spec.open,
-                capability: spec.capability.clone(),
-                allocated: status.allocated,
-                charged: self.cluster.resources.resources(&charged),
-                pending: status.pending,
-                inqueue: status.inqueue,
-                running: status.running,
-                completed: status.completed,
-            })
-        });
-        views.collect()
-    }
-
     fn gang_view(&self, gang: &Gang) -> GangView {
         let mut pods: Vec<&Pod> = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod).collect();
         pods.sort_by(|left, right| natural(&left.spec.name.name).cmp(&natural(&right.spec.name.name)));
@@ -96,7 +75,7 @@ impl Core {
             queue: gang.spec.queue.clone(),
             priority: self.priority_of(&gang.spec).unwrap_or(0),
             phase: Arc::from(kind.as_str()),
-            pod_group_phase: Arc::from(pod_group_phase(kind).as_str()),
+            pod_group_phase: Arc::from(pod_group_phase(gang).as_str()),
             minimum: gang.spec.min_member.max(1),
             created: gang.spec.created,
             pods: pods.into_iter().map(|pod| self.pod_view(pod)).collect(),
@@ -148,6 +127,11 @@ impl Core {
                 gang.reason.clone().filter(|reason| matches!(reason, Reason::MorePodsWait { .. }))
             }
             PhaseKind::Finished => None,
+            PhaseKind::Evicting if gang.preempted.is_some() => gang
+                .preempted
+                .clone()
+                .map(|(by, at)| Reason::Preempted(Box::new(Preempted { by, at, cause: None }))),
+            PhaseKind::Degraded if gang.is_minimum_raised() && gang.reason.is_some() => gang.reason.clone(),
             PhaseKind::Degraded | PhaseKind::Evicting => match &gang.phase {
                 crate::phase::Phase::Degraded { cause, .. } | crate::phase::Phase::Evicting { cause, .. } => {
                     step(cause)
@@ -236,7 +220,36 @@ impl Core {
         let nodes = u32::try_from(self.cluster.nodes().count()).unwrap_or(u32::MAX);
         let mut lines = explain_lines(&view, &quota, (!needs.is_empty()).then_some(feasible), nodes);
         lines.extend(self.ahead_line(gang));
-        Some(Explanation { gang: view, quota, feasible_nodes: feasible, nodes, lines })
+        let (position, expected_start) = (self.position(gang), self.expected_start(gang.key()));
+        if let Some(position) = position {
+            let expected = expected_start.map(|at| format!("; expected to start by {}", clock(at)));
+            lines.push(format!(
+                "position: {position} in queue {}{}",
+                gang.spec.queue,
+                expected.unwrap_or_default()
+            ));
+        }
+        Some(Explanation {
+            gang: view,
+            quota,
+            feasible_nodes: feasible,
+            nodes,
+            position,
+            expected_start,
+            lines,
+        })
+    }
+
+    /// Its place among the gangs of its queue that wait.
+    fn position(&self, gang: &Gang) -> Option<u32> {
+        let waits = |gang: &&Gang| {
+            matches!(gang.phase.kind(), PhaseKind::Queued | PhaseKind::Admitted) && !gang.deleted
+        };
+        Some(gang).filter(waits)?;
+        let others = self.gangs.gangs.values().filter(waits);
+        let before =
+            others.filter(|other| other.spec.queue == gang.spec.queue && other.order.precedes(&gang.order));
+        Some(u32::try_from(before.count()).unwrap_or(u32::MAX).saturating_add(1))
     }
 
     /// Gangs that wait for the quota of the same queue and are served first.
@@ -244,10 +257,9 @@ impl Core {
         if !matches!(gang.reason, Some(Reason::QuotaUsed { .. })) {
             return None;
         }
-        let ahead = self.waiting.range(..gang.order).filter_map(|(_, key)| self.gangs.gangs.get(key));
-        let ahead = ahead.filter(|other| {
-            other.spec.queue == gang.spec.queue && matches!(other.reason, Some(Reason::QuotaUsed { .. }))
-        });
+        let waiting = &self.queues.get(&gang.spec.queue)?.waiting;
+        let ahead = waiting.range(..gang.order).filter_map(|(_, key)| self.gangs.gangs.get(key));
+        let ahead = ahead.filter(|other| matches!(other.reason, Some(Reason::QuotaUsed { .. })));
         match ahead.count() {
             0 => None,
             1 => Some("ahead of it: 1 gang of its queue waits for quota too and is served first".to_owned()),
@@ -256,50 +268,11 @@ impl Core {
             )),
         }
     }
-
-    fn quota_views(&self, gang: &Gang) -> Vec<QuotaView> {
-        let Some(queue) = self.queues.get(&gang.spec.queue) else { return Vec::new() };
-        let mut asked = Amounts::default();
-        if matches!(gang.phase.kind(), PhaseKind::Running | PhaseKind::Degraded) {
-            // It has its minimum, or had it: what waits is placed pod by pod.
-            if let Some(next) = self.candidates(gang).first() {
-                asked.add(&next.need.amounts);
-            }
-        } else {
-            for candidate in self.required(gang).pods {
-                asked.add(&candidate.need.amounts);
-            }
-            asked.raise_to(&gang.min_amounts);
-        }
-        let mut used = queue.charged.clone();
-        used.add(&queue.allocated);
-        // Its own charge is no use by others.
-        used.subtract(&gang.charge);
-        let view = |key| QuotaView {
-            resource: Arc::from(self.cluster.resources.name(key)),
-            limit: queue.limit(key),
-            used: used.get(key),
-            asked: asked.get(key),
-        };
-        asked.keys().map(view).collect()
-    }
 }
 
 fn explain_lines(view: &GangView, quota: &[QuotaView], feasible: Option<u32>, nodes: u32) -> Vec<String> {
     let mut lines = Vec::new();
-    let limited = quota.iter().filter_map(|quota| {
-        let limit = quota.limit?;
-        let left = limit.saturating_sub(quota.used);
-        let amount = |amount| format_amount(&quota.resource, amount);
-        Some(format!(
-            "{} {} left of {} (asks {})",
-            quota.resource,
-            amount(left),
-            amount(limit),
-            amount(quota.asked)
-        ))
-    });
-    let limited: Vec<String> = limited.collect();
+    let limited = quota_texts(quota);
     let text = if quota.is_empty() && view.reason.is_none() {
         "it asks for nothing more".to_owned()
     } else if limited.is_empty() {

@@ -78,7 +78,7 @@ impl Core {
             return;
         }
         let tally = self.gangs.tally(&gang.spec.name);
-        let phase = pod_group_phase(gang.phase.kind());
+        let phase = pod_group_phase(gang);
         let waits = matches!(phase, GangPhase::Pending | GangPhase::Inqueue | GangPhase::Unknown);
         let mut reason = gang.reason.clone().filter(|_| waits);
         let partial_since = comes_bit_by_bit(reason.as_ref()).then(|| gang.partial_since.unwrap_or(now));
@@ -179,8 +179,10 @@ fn partial_due(gang: &Gang, reason: Option<&Reason>, since: Time) -> Option<Time
 }
 
 /// The phase in Volcano's words.
-pub(crate) const fn pod_group_phase(kind: PhaseKind) -> GangPhase {
-    match kind {
+pub(crate) fn pod_group_phase(gang: &Gang) -> GangPhase {
+    match gang.phase.kind() {
+        // It goes as a whole, and waits as a whole.
+        PhaseKind::Evicting if gang.preempted.is_some() => GangPhase::Pending,
         PhaseKind::Queued => GangPhase::Pending,
         PhaseKind::Admitted
         | PhaseKind::Reserving
@@ -204,6 +206,7 @@ fn shows_gang(shown: &ShownGang, written: &GangStatus) -> bool {
 
 fn shows_queue(shown: &ShownQueue, written: &QueueStatus) -> bool {
     shown.allocated == written.allocated
+        && shown.reservation == written.reservation
         && [shown.pending, shown.inqueue, shown.running, shown.completed]
             == [written.pending, written.inqueue, written.running, written.completed].map(u64::from)
 }

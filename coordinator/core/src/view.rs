@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName};
+use phalanx_common::queue::{Dequeue, QueuePolicySpec};
 use phalanx_common::resources::Resources;
 use phalanx_common::topology::{GpuHealth, LinkClass};
 use phalanx_common::units::Time;
@@ -23,9 +24,12 @@ pub struct StateView {
     pub nodes: Vec<NodeView>,
     /// Pods that name a PodGroup that does not exist, by it and name.
     pub pods_without_gang: Vec<PodWithoutGang>,
-    /// PodDisruptionBudgets, by namespace and name. Nothing is decided by them yet.
+    /// PodDisruptionBudgets, by namespace and name.
     #[serde(default)]
     pub budgets: Vec<DisruptionBudget>,
+    /// QueuePolicies, by the queue's name.
+    #[serde(default)]
+    pub policies: Vec<QueuePolicySpec>,
 }
 
 /// A pod without a gang.
@@ -46,11 +50,35 @@ pub struct QueueView {
     pub name: QueueName,
     /// Priority.
     pub priority: i32,
+    /// The queue that it is a part of; `None` = the root.
+    #[serde(default)]
+    pub parent: Option<QueueName>,
+    /// Its part beside that of its siblings, where `deserved` names nothing.
+    #[serde(default)]
+    pub weight: u32,
+    /// What it is entitled to as its object says.
+    #[serde(default)]
+    pub deserved: Resources,
+    /// What it is entitled to now, as last worked out; what is not named has no limit, or nobody asks for it.
+    #[serde(default)]
+    pub share: Resources,
+    /// What is set aside for it.
+    #[serde(default)]
+    pub guarantee: Resources,
+    /// Others may take back what it has above its share.
+    #[serde(default)]
+    pub reclaimable: bool,
+    /// What happens behind a gang that does not fit.
+    #[serde(default)]
+    pub dequeue: Dequeue,
+    /// What is wrong with it.
+    #[serde(default)]
+    pub problem: Option<String>,
     /// Takes new gangs.
     pub open: bool,
     /// Ceiling.
     pub capability: Resources,
-    /// What its placed pods hold.
+    /// What its placed pods hold, and those of the queues below it.
     pub allocated: Resources,
     /// What is charged: allocated, and the minimum of admitted gangs.
     pub charged: Resources,
@@ -189,6 +217,12 @@ pub struct Explanation {
     pub feasible_nodes: u32,
     /// Nodes in all.
     pub nodes: u32,
+    /// Its place among the gangs of its queue that wait, from 1; `None` where it does not wait.
+    #[serde(default)]
+    pub position: Option<u32>,
+    /// When it is expected to start, where that is known.
+    #[serde(default)]
+    pub expected_start: Option<Time>,
     /// The same as text, a line each: quota left, feasible nodes, reason, fix.
     pub lines: Vec<String>,
 }
@@ -198,9 +232,12 @@ pub struct Explanation {
 pub struct QuotaView {
     /// The resource.
     pub resource: Arc<str>,
+    /// The queue above the gang's own whose ceiling it is; `None` = its own.
+    #[serde(default)]
+    pub ancestor: Option<QueueName>,
     /// The ceiling; `None` = no limit.
     pub limit: Option<u64>,
-    /// Charged now, by all gangs of the queue.
+    /// Charged now, by all gangs of that queue and of those below it.
     pub used: u64,
     /// What this gang's minimum asks.
     pub asked: u64,

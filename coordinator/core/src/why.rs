@@ -145,7 +145,11 @@ fn lower_to(cluster: &Cluster, shape: &GangShape, required: &Required) -> Option
         let pods = required.pods.get(..minimum as usize);
         pods.is_some_and(|pods| place(cluster, &mut Overlay::default(), shape, pods).is_ok())
     };
-    let all = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
+    largest_minimum(u32::try_from(required.pods.len()).unwrap_or(u32::MAX), starts)
+}
+
+/// The largest number below `all` with which a gang would start.
+pub(crate) fn largest_minimum(all: u32, mut starts: impl FnMut(u32) -> bool) -> Option<u32> {
     if all <= ALL_MINIMA {
         return (1..all).rev().find(|minimum| starts(*minimum));
     }
@@ -301,6 +305,8 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         lower_to: lower_to(cluster, shape, required),
         closed: Vec::new(),
         held: Vec::new(),
+        holds: Vec::new(),
+        eviction: None,
         left_out: left_out(cluster, shape, required, need),
         others: Vec::new(),
     }

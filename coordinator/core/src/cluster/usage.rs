@@ -25,6 +25,27 @@ impl InUse {
         self.ports.extend_from_slice(ports);
     }
 
+    /// As much more.
+    pub(crate) fn include(&mut self, other: &Self) {
+        self.amounts.add(&other.amounts);
+        self.pods = self.pods.saturating_add(other.pods);
+        self.ports.extend_from_slice(&other.ports);
+    }
+
+    /// As much less.
+    pub(crate) fn exclude(&mut self, other: &Self) {
+        self.amounts.subtract(&other.amounts);
+        self.pods = self.pods.saturating_sub(other.pods);
+        self.free_ports(&other.ports);
+    }
+
+    /// What of it is more than `other`.
+    pub(crate) fn without(&self, other: &Self) -> Self {
+        let mut rest = self.clone();
+        rest.exclude(other);
+        rest
+    }
+
     /// The same, in whatever order it came about.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let sorted = |ports: &[HostPort]| {
@@ -41,6 +62,10 @@ impl InUse {
     pub(crate) fn subtract(&mut self, amounts: &Amounts, ports: &[HostPort]) {
         self.amounts.subtract(amounts);
         self.pods = self.pods.saturating_sub(1);
+        self.free_ports(ports);
+    }
+
+    fn free_ports(&mut self, ports: &[HostPort]) {
         for port in ports {
             if let Some(at) = self.ports.iter().position(|known| known == port) {
                 self.ports.swap_remove(at);
@@ -67,16 +92,21 @@ impl Cluster {
 
     /// What all nodes have together; `None` while one of them is there of which nothing was heard yet.
     pub(crate) fn whole_capacity(&self) -> Option<Amounts> {
+        let (total, is_complete) = self.capacity_there();
+        is_complete.then_some(total)
+    }
+
+    /// What the nodes that are there have together; false where one is not known yet.
+    pub(crate) fn capacity_there(&self) -> (Amounts, bool) {
         let mut total = Amounts::default();
+        let mut is_complete = true;
         for (_, node) in self.nodes() {
-            if node.is_unknown() {
-                return None;
-            }
+            is_complete &= !node.is_unknown();
             if node.is_there() {
                 total.add(&node.capacity);
             }
         }
-        Some(total)
+        (total, is_complete)
     }
 
     /// It is there no more.

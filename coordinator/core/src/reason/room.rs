@@ -7,7 +7,7 @@ use phalanx_common::ids::NodeName;
 use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 use serde::{Deserialize, Serialize};
 
-use super::{Held, MIX_FIX, OtherHolder, Unmet, Unsuited};
+use super::{Held, HeldFor, MIX_FIX, NoEviction, OtherHolder, Unmet, Unsuited};
 
 /// What is free where a gang does not fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +42,12 @@ pub struct NoRoom {
     /// What pods of other schedulers hold; at most 4.
     #[serde(default)]
     pub others: Vec<OtherHolder>,
+    /// What is held for other gangs; at most 8.
+    #[serde(default)]
+    pub holds: Vec<HeldFor>,
+    /// Why nobody is evicted for it, where somebody could be.
+    #[serde(default)]
+    pub eviction: Option<Box<NoEviction>>,
     /// Nodes that constraints of the pod leave out, or ports and numbers of pods in use.
     #[serde(default)]
     pub left_out: Option<Box<Unsuited>>,
@@ -210,6 +216,12 @@ impl fmt::Display for NoRoom {
         }
         for other in &self.others {
             write!(formatter, "; {}", other.text(&self.resource))?;
+        }
+        for held in &self.holds {
+            write!(formatter, "; {held}")?;
+        }
+        if let Some(eviction) = &self.eviction {
+            write!(formatter, "; {eviction}")?;
         }
         if let Some(out) = &self.left_out {
             write!(formatter, "; {} {out}", out.of_nodes())?;

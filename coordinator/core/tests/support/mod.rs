@@ -86,6 +86,8 @@ pub struct World {
     next_version: u64,
     next_uid: u64,
     pub evictions: u32,
+    /// What happens to pods that are told to go.
+    endings: policy::Endings,
     /// Invariants are checked after every event; that takes long where there is much.
     pub checks: bool,
     out: String,
@@ -129,6 +131,7 @@ impl World {
             next_version: 0,
             next_uid: 0,
             evictions: 0,
+            endings: policy::Endings::default(),
             checks: true,
             out: String::new(),
         };
@@ -267,7 +270,18 @@ impl World {
                 ToAgent::Release { lease, .. } => format!("release {} {node}", pod_of(lease)),
                 other => format!("{other:?}"),
             },
+            Command::WritePlan(plan) if plan.purpose == PlanPurpose::MakeRoom => {
+                let victims: Vec<&str> = plan.victims.iter().map(|victim| &*victim.name.name).collect();
+                format!("write-plan {} evicts {}", plan.gang.name, victims.join(","))
+            }
             Command::WritePlan(plan) => format!("write-plan {} of {} pods", plan.gang.name, plan.pods.len()),
+            Command::AnnounceEviction { name, at, cause, .. } => {
+                format!("announce eviction of {} at {}: {cause}", name.name, at.0 / 1000)
+            }
+            Command::RecordPromise { gang, expected, started, .. } => {
+                let started = started.map_or("no".to_owned(), |at| (at.0 / 1000).to_string());
+                format!("promised {}: expected {}, started {started}", gang.name, expected.0 / 1000)
+            }
             Command::DeletePlan { gang, .. } => format!("delete-plan {}", gang.name),
             Command::Bind { name, binding, .. } => format!("bind {} {}", name.name, binding.node),
             Command::FenceWrite { name, .. } => format!("fence {}", name.name),
@@ -374,7 +388,7 @@ impl World {
                 self.statuses.insert(gang, *status);
             }
             Command::SetQueueStatus { .. } => self.apply(done(Outcome::Done)),
-            Command::Warn { .. } => {}
+            Command::Warn { .. } | Command::RecordPromise { .. } | Command::AnnounceEviction { .. } => {}
         }
     }
 
@@ -548,8 +562,7 @@ impl World {
                 // Where kubelets stop pods, they go when those say so.
                 let pod = pod.filter(|_| !self.settings.kubelet_stops_pods);
                 if let Some(pod) = pod.filter(|pod| self.pods.get(pod).is_some_and(|pod| pod.deleting)) {
-                    self.pods.remove(&pod);
-                    self.apply(Event::PodDeleted(pod));
+                    self.remove_pod(&pod);
                 }
                 FromAgent::LeaseIs { term, lease, state: LeaseState::Gone }
             }
@@ -569,11 +582,12 @@ impl World {
         let Some(stored) = self.pods.get_mut(pod) else { return };
         if stored.binding.is_some() && !stored.phase.is_terminal() {
             stored.deleting = true;
+            stored.policy.ends_by = Some(self.now + stored.policy.grace_ms);
             self.touch(pod);
             self.apply_stored(pod);
+            self.plan_ending(pod);
         } else {
-            self.pods.remove(pod);
-            self.apply(Event::PodDeleted(pod.clone()));
+            self.remove_pod(pod);
         }
     }
 }
@@ -680,7 +694,15 @@ impl World {
                 self.queues.remove(&queue);
                 self.apply(Event::QueueDeleted(queue));
             }
-            "gang" => self.make_gang(&words),
+            "gang" => {
+                self.endings.note_gang(&words);
+                self.make_gang(&words);
+            }
+            "budget" => self.apply(policy::budget(&words)),
+            "setting" => {
+                policy::set(&mut self.settings, words.plain[1], words.plain[2]);
+                self.start();
+            }
             "lone" => self.make_lone(&words),
             "group-of" => self.make_group_of(&words),
             "settle" => self.settle(true),
@@ -895,7 +917,7 @@ impl World {
                 self.out = explanation.lines.join("\n") + "\n";
             }
             "evictions" => self.out = format!("{}\n", self.evictions),
-            other => panic!("unknown command {other}"),
+            other => assert!(self.policy_command(&words), "unknown command {other}"),
         }
         std::mem::take(&mut self.out)
     }
@@ -964,8 +986,12 @@ impl World {
 
     fn advance(&mut self, seconds: u64) {
         let target = Time(seconds * 1000);
-        while let Some((at, _)) = self.core.next_deadline().filter(|(at, _)| *at <= target) {
+        loop {
+            let ending = self.endings.next().filter(|at| *at <= target);
+            let deadline = self.core.next_deadline().map(|(at, _)| at).filter(|at| *at <= target);
+            let Some(at) = ending.into_iter().chain(deadline).min() else { break };
             self.now = self.now.max(at);
+            self.end_due();
             self.settle(true);
         }
         self.now = target;

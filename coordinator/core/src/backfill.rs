@@ -1,0 +1,340 @@
+//! Holds for gangs that have waited long, so that a stream of small ones does not starve a big one: one feasible set of
+//! GPUs is kept free for it as it empties. Where it is known when what runs there ends, the gang has an expected start,
+//! and what ends before that may use the room meanwhile.
+
+use std::collections::BTreeSet;
+
+use phalanx_common::ids::{GangName, LeaseId};
+use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::LeaseState;
+use serde::{Deserialize, Serialize};
+
+use crate::action::{Action, Command};
+use crate::amounts::Amounts;
+use crate::cluster::{InUse, NodeHold, NodeIndex, Taken};
+use crate::core::{Core, Timer};
+use crate::eviction::sum_of;
+use crate::gang::{Gang, GangKey};
+use crate::lease::Lease;
+use crate::phase::{Phase, PhaseKind};
+use crate::place::{Overlay, Placed};
+use crate::reason::{HoldCause, Reason};
+use crate::required::Required;
+use crate::victims::{Guard, Part, Rank, Unit, make_room};
+
+/// What is held for a gang that has waited long.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hold {
+    /// When it is expected to start, where that is known.
+    pub(crate) start: Option<Time>,
+    /// When that was promised.
+    since: Time,
+    after: Millis,
+}
+
+/// Everything ends some time.
+#[derive(Clone)]
+struct Ending;
+
+impl Guard for Ending {
+    fn may_go(&self, _: &Unit) -> bool {
+        true
+    }
+    fn gone(&mut self, _: &Unit) {}
+    fn has_quota(&self) -> bool {
+        true
+    }
+    fn frees_quota(&self, _: &Unit) -> bool {
+        false
+    }
+}
+
+impl Core {
+    /// A gang does not fit and nobody goes for it: it gets a hold once it has waited long enough, one in each queue.
+    pub(crate) fn consider_hold(&mut self, key: GangKey, required: &Required, now: Time) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let policy = self.policies.get(&gang.spec.queue);
+        let after = policy.and_then(|policy| policy.hold_after_ms).unwrap_or(self.settings.hold_after_ms);
+        let due = gang.waiting_since + after;
+        if now < due {
+            self.timers.insert((due, Timer::Gang(key)));
+            return;
+        }
+        if self.holds.contains_key(&key) {
+            if self.is_hold_of_use(key) {
+                return;
+            }
+            self.release_hold(key);
+        }
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let (queue, order) = (gang.spec.queue.clone(), gang.order);
+        let of_queue =
+            |other: &&GangKey| self.gangs.gangs.get(other).is_some_and(|other| other.spec.queue == queue);
+        if let Some(other) = self.holds.keys().find(of_queue).copied() {
+            let is_before = self.gangs.gangs.get(&other).is_some_and(|other| !order.precedes(&other.order));
+            if is_before {
+                return;
+            }
+            self.release_hold(other);
+        }
+        let units = self.endings(key, now);
+        let (base, shape) = (self.overlay_for(key, now), self.shape(key));
+        let Ok(room) = make_room(&self.cluster, &base, &units, &Ending, &shape, &required.pods) else {
+            return;
+        };
+        if !self.is_within_share(key, &sum_of(&required.pods), &units, &room.units) {
+            return;
+        }
+        let ends: Option<Vec<i64>> = room
+            .units
+            .iter()
+            .map(|at| Some(units[*at].rank.priority).filter(|end| *end != i64::MAX))
+            .collect();
+        let latest = ends.map(|ends| ends.into_iter().max());
+        let start = latest.map(|end| end.and_then(|end| u64::try_from(end).ok()).map_or(now, Time));
+        let leaving: BTreeSet<LeaseId> =
+            room.units.iter().flat_map(|at| &units[*at].pods).map(|(_, lease)| *lease).collect();
+        self.hold_places(key, &room.placed, &leaving);
+        self.holds.insert(key, Hold { start, since: now, after });
+        if let Some(start) = start {
+            self.timers.insert((start, Timer::Gang(key)));
+        }
+    }
+
+    /// Once these have ended its queues have no more than their share with it. What is borrowed is never held.
+    fn is_within_share(&mut self, key: GangKey, asked: &Amounts, units: &[Unit], ending: &[usize]) -> bool {
+        let Some(queue) = self.gangs.gangs.get(&key).map(|gang| gang.spec.queue.clone()) else {
+            return false;
+        };
+        self.chain(&queue).into_iter().all(|queue| {
+            let mut used = self.allocated_of(&queue).clone();
+            for unit in ending.iter().map(|at| &units[*at]) {
+                if self.chain(&unit.queue).contains(&queue) {
+                    used.subtract(&unit.amounts);
+                }
+            }
+            used.add(asked);
+            let share = self.deserved(&queue);
+            asked.keys().all(|key| share.limit(key).is_none_or(|share| used.get(key) <= share))
+        })
+    }
+
+    /// Keeps these places free for a gang, as the leases that leave them go.
+    fn hold_places(&mut self, key: GangKey, placed: &[Placed], leaving: &BTreeSet<LeaseId>) {
+        self.cluster.unhold(key);
+        let nodes: BTreeSet<NodeIndex> = placed.iter().map(|place| place.node).collect();
+        for node in nodes {
+            let (mut gpus, mut whole) = (Vec::new(), InUse::default());
+            for place in placed.iter().filter(|place| place.node == node) {
+                gpus.extend(self.cluster.node(node).gpu_ids(place.mask));
+                if let Some(pod) = self.gangs.pods.get(&place.pod) {
+                    whole.add(&pod.need.amounts, &pod.need.constraints.host_ports);
+                }
+            }
+            let leases = leaving.iter().filter_map(|id| self.leases.leases.get(id));
+            let stands: Vec<Taken> =
+                leases.filter(|lease| lease.node == node).map(|lease| lease.taken.clone()).collect();
+            self.cluster.hold(node, key, NodeHold::new(gpus, whole), stands.iter());
+        }
+    }
+
+    /// Its nodes are open and its GPUs well.
+    fn is_hold_of_use(&self, key: GangKey) -> bool {
+        let is_well = |index: NodeIndex| {
+            let node = self.cluster.node(index);
+            let gpus = node.holds.get(&key).map(|hold| &hold.gpus);
+            node.closed().is_none() && gpus.is_some_and(|gpus| node.healthy_of(gpus) == gpus.len() as u64)
+        };
+        let mut nodes = self.cluster.held_for(key).peekable();
+        nodes.peek().is_some() && nodes.all(is_well)
+    }
+
+    /// All that uses the nodes, each for itself, by when it ends.
+    fn endings(&self, key: GangKey, now: Time) -> Vec<Unit> {
+        let leases = self.leases.leases.values().filter(|lease| lease.gang.is_some_and(|gang| gang != key));
+        let unit = |lease: &Lease| {
+            let gang = lease.gang?;
+            let node = self.cluster.node(lease.node);
+            let healthy = lease.taken.gpus.iter().filter_map(|gpu| node.position(*gpu));
+            let mask = healthy.filter(|at| node.is_healthy(*at)).fold(0, |mask, at| mask | 1 << at);
+            let mut used = InUse::default();
+            used.add(&lease.taken.amounts, &lease.taken.ports);
+            let end =
+                self.known_end(lease, now).and_then(|end| i64::try_from(end.0).ok()).unwrap_or(i64::MAX);
+            let last = (std::cmp::Reverse(gang), std::cmp::Reverse(0));
+            let rank = Rank {
+                class: 0,
+                queue_priority: 0,
+                priority: end,
+                gpus: lease.taken.amounts.gpus,
+                age: 0,
+                last,
+            };
+            Some(Unit {
+                rank,
+                gang,
+                pods: vec![(lease.pod().clone(), lease.taken.lease)],
+                parts: vec![Part { node: lease.node, mask: mask & !node.held_mask(), used }],
+                queue: self.gangs.gangs.get(&gang)?.spec.queue.clone(),
+                amounts: if lease.charged { lease.taken.amounts.of_pod() } else { Amounts::default() },
+                budgets: Vec::new(),
+                after: Vec::new(),
+            })
+        };
+        leases.filter_map(unit).collect()
+    }
+
+    /// When a pod ends at the latest, where that is known.
+    fn known_end(&self, lease: &Lease, now: Time) -> Option<Time> {
+        let pod = self.gangs.pods.get(lease.pod())?;
+        let policy = &pod.spec.policy;
+        if pod.spec.deleting || lease.wanted == LeaseState::Gone {
+            return Some(policy.ends_by.unwrap_or(now + policy.grace_ms).max(now));
+        }
+        let gang = self.gangs.gangs.get(&lease.gang?)?;
+        let started = policy.started.or(gang.running_since)?;
+        let lengths = [policy.deadline_ms, pod.spec.run_for, self.run_length(gang)];
+        let end = started + lengths.into_iter().flatten().min()?;
+        (end > now).then_some(end)
+    }
+
+    /// How long a gang runs at most, as far as it, or its queue, says.
+    pub(crate) fn run_length(&self, gang: &Gang) -> Option<Millis> {
+        let policy = self.policies.get(&gang.spec.queue);
+        let most = policy.and_then(|policy| policy.maximum_run_ms);
+        let estimate =
+            gang.spec.policy.run_estimate_ms.or_else(|| policy.and_then(|policy| policy.default_run_ms));
+        most.into_iter().chain(estimate).min()
+    }
+
+    /// How long a gang that waits will run, where all of its pods say it, or it does.
+    fn length_of(&self, gang: &Gang) -> Option<Millis> {
+        let of_gang = self.run_length(gang);
+        let pods = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.is_unplaced());
+        let of_pods =
+            pods.map(|(_, pod)| pod.spec.policy.deadline_ms.into_iter().chain(pod.spec.run_for).min());
+        let longest = of_pods.collect::<Option<Vec<Millis>>>().and_then(|lengths| lengths.into_iter().max());
+        of_gang.into_iter().chain(longest).min()
+    }
+
+    /// Holds of others that a gang need not heed: it ends before their gang is expected, or it is more urgent in the
+    /// same queue.
+    fn lifted_for(&self, key: GangKey, now: Time) -> BTreeSet<GangKey> {
+        let Some(gang) = self.gangs.gangs.get(&key).filter(|_| !self.holds.is_empty()) else {
+            return BTreeSet::new();
+        };
+        let length = self.length_of(gang);
+        let priority = self.priority_of(&gang.spec);
+        let lifts = self.holds.iter().filter(|(other, hold)| {
+            let ends_before = length.zip(hold.start).is_some_and(|(length, start)| now + length <= start);
+            ends_before || self.outranks(priority, gang, **other)
+        });
+        lifts.map(|(other, _)| *other).filter(|other| *other != key).collect()
+    }
+
+    fn outranks(&self, priority: Option<i32>, gang: &Gang, other: GangKey) -> bool {
+        let other = self.gangs.gangs.get(&other);
+        other.is_some_and(|other| {
+            other.spec.queue == gang.spec.queue && self.priority_of(&other.spec) < priority
+        })
+    }
+
+    /// What a gang may use beside what is free for everybody: what is held for itself, and for those it need not heed.
+    pub(crate) fn overlay_for(&self, key: GangKey, now: Time) -> Overlay {
+        let mut overlay = Overlay::default();
+        let lifted = self.lifted_for(key, now);
+        let all = lifted.iter().copied().chain([key]);
+        let nodes: BTreeSet<NodeIndex> = all.flat_map(|key| self.cluster.held_for(key)).collect();
+        for index in nodes {
+            let (free, used) =
+                self.cluster.node(index).lifted(|other| other == key || lifted.contains(&other));
+            overlay.set(index, free, used);
+        }
+        overlay
+    }
+
+    /// True where it sees other room than everybody.
+    pub(crate) fn has_own_view(&self, key: GangKey, now: Time) -> bool {
+        self.rooms.contains_key(&key)
+            || self.holds.contains_key(&key)
+            || !self.lifted_for(key, now).is_empty()
+    }
+
+    /// A gang takes these places: holds of less urgent ones that it takes them from are given up, to be made anew.
+    pub(crate) fn take_from_holds(&mut self, key: GangKey, nodes: &BTreeSet<NodeIndex>) {
+        let Some(gang) = self.gangs.gangs.get(&key).filter(|_| !self.holds.is_empty()) else { return };
+        let priority = self.priority_of(&gang.spec);
+        let outranked: Vec<GangKey> =
+            self.holds.keys().copied().filter(|other| self.outranks(priority, gang, *other)).collect();
+        for other in outranked {
+            if self.cluster.held_for(other).any(|node| nodes.contains(&node)) {
+                self.release_hold(other);
+                self.touched.insert(other);
+            }
+        }
+    }
+
+    /// Goes on with the hold of a gang: it is given up once the gang runs, or waits for something else than room.
+    pub(crate) fn progress_hold(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(hold) = self.holds.get(&key).cloned() else { return };
+        let gang = self.gangs.gangs.get(&key).filter(|gang| !gang.deleted);
+        let kind = gang.map(|gang| gang.phase.kind());
+        let waits = matches!(
+            kind,
+            Some(
+                PhaseKind::Admitted
+                    | PhaseKind::Reserving
+                    | PhaseKind::Committing
+                    | PhaseKind::Arming
+                    | PhaseKind::Binding
+            )
+        );
+        if waits {
+            return;
+        }
+        let name = self.gangs.gangs.get(&key).map(|gang| gang.spec.name.clone());
+        self.release_hold(key);
+        let has_started = matches!(kind, Some(PhaseKind::Running | PhaseKind::Degraded));
+        if let (Some(name), Some(expected)) = (name, hold.start) {
+            self.record_promise(name, &hold, expected, has_started.then_some(now), actions);
+        }
+    }
+
+    fn record_promise(
+        &mut self,
+        gang: GangName,
+        hold: &Hold,
+        expected: Time,
+        started: Option<Time>,
+        actions: &mut Vec<Action>,
+    ) {
+        self.emit(Command::RecordPromise { gang, made: hold.since, expected, started }, actions);
+    }
+
+    pub(crate) fn release_hold(&mut self, key: GangKey) {
+        if self.holds.remove(&key).is_some() && !self.rooms.contains_key(&key) {
+            self.cluster.unhold(key);
+        }
+    }
+
+    /// Why something is held for a gang.
+    pub(crate) fn hold_cause(&self, key: GangKey) -> Option<HoldCause> {
+        if self.rooms.contains_key(&key) {
+            return Some(HoldCause::MakingRoom);
+        }
+        let hold = self.holds.get(&key)?;
+        Some(HoldCause::Waited { seconds: hold.after.0 / 1000, start: hold.start })
+    }
+
+    /// When a gang that waits is expected to start, where that is known.
+    pub(crate) fn expected_start(&self, key: GangKey) -> Option<Time> {
+        let gang = self.gangs.gangs.get(&key)?;
+        if !matches!(gang.phase, Phase::Queued | Phase::Admitted) {
+            return None;
+        }
+        match self.making_room(key) {
+            Some(Reason::MakingRoom(room)) => room.until,
+            _ => self.holds.get(&key).and_then(|hold| hold.start),
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! Decides whether others are evicted for a gang: the one path of preemption and reclaim. Nothing is evicted before a
+//! plan exists for the whole gang: queue, nodes, GPUs and every other resource.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_common::ids::{NodeName, QueueName};
+use phalanx_common::units::{Millis, Time};
+
+use crate::amounts::{Amounts, ResourceKey};
+use crate::core::{Core, Timer};
+use crate::evictable::{Evictable, Facts, Tally, Victims, never_evicts, queues_of};
+use crate::gang::{Gang, GangKey};
+use crate::pass::{ShapeKey, shape_key};
+use crate::phase::Phase;
+use crate::place::{Candidate, PodNeed};
+use crate::predicates::{self, Obstacle};
+use crate::queues::ROOT;
+use crate::reason::{NoEviction, NoEvictionCause, Reason};
+use crate::required::Required;
+use crate::victims::{Guard, NoHelp, Room, Unit, make_room};
+use crate::why::largest_minimum;
+
+/// Those named in a reason.
+const NAMED: usize = 4;
+
+/// After a start nobody is evicted before all agents that were there had the time to dial.
+const HEARD_WITHIN: Millis = Millis::from_seconds(15);
+
+/// What a queue of the gang lacks: queue, resource, and how much.
+pub(crate) type Lack = (QueueName, ResourceKey, u64);
+
+/// What was found out in this pass. Others go on to use it: what did not help one gang helps none like it.
+#[derive(Clone, Default)]
+pub(crate) struct EvictionMemory {
+    evictable: Option<Arc<Vec<Evictable>>>,
+    /// Why nobody goes, and when that may change by itself.
+    no_help: BTreeMap<MemoryKey, (Option<NoEviction>, Option<Time>)>,
+}
+
+/// Queue, priority, whether it never evicts, and its shape.
+type MemoryKey = (QueueName, i32, bool, ShapeKey);
+
+/// What a look for room found.
+#[derive(Default)]
+struct Look {
+    victims: Victims,
+    tally: Tally,
+    /// `None` where nobody may go, or may be asked to.
+    room: Option<Result<Room, NoHelp>>,
+    /// Why, where that says anything.
+    cause: Option<NoEvictionCause>,
+}
+
+impl std::fmt::Debug for EvictionMemory {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("EvictionMemory")
+    }
+}
+
+impl Core {
+    /// A pass begins: what ran then counts for all of it.
+    pub(crate) fn forget_evictable(&mut self) {
+        self.eviction_memory = EvictionMemory::default();
+    }
+
+    fn all_evictable(&mut self) -> Arc<Vec<Evictable>> {
+        if let Some(known) = &self.eviction_memory.evictable {
+            return known.clone();
+        }
+        let all = Arc::new(self.evictable());
+        self.eviction_memory.evictable = Some(all.clone());
+        all
+    }
+
+    /// Evicts others for a gang that did not fit, or whose quota lacks so much, where that helps. An error says why it
+    /// does not, where anybody could go.
+    pub(crate) fn evict_for(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        lacks: &[Lack],
+        now: Time,
+    ) -> Result<(), Option<NoEviction>> {
+        if self.rooms.contains_key(&key) {
+            return Ok(());
+        }
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Err(None) };
+        if gang.evict_not_before > now {
+            self.timers.insert((gang.evict_not_before, Timer::Gang(key)));
+            return Err(None);
+        }
+        if let Some(at) = self.heard_by(now) {
+            self.timers.insert((at, Timer::Gang(key)));
+            return Err(None);
+        }
+        let memory_key = self.memory_key(key, required).filter(|_| lacks.is_empty());
+        if let Some((why, next)) =
+            memory_key.as_ref().and_then(|known| self.eviction_memory.no_help.get(known))
+        {
+            let (why, next) = (why.clone(), *next);
+            self.timers.extend(next.map(|at| (at, Timer::Gang(key))));
+            return Err(why);
+        }
+        let look = self.look_for_room(key, &required.pods, lacks, now);
+        let next = look.victims.next;
+        let why = match look.room {
+            Some(Ok(room)) => {
+                self.begin_room(key, &look.victims.units, &room, now);
+                return Ok(());
+            }
+            Some(Err(help)) => {
+                let mut spared = look.victims.spared.clone();
+                spared.truncate(NAMED);
+                let cause = self.no_help(required, &look.victims.units, &look.tally, help);
+                Some(NoEviction { cause, spared, lower_to: None })
+            }
+            None => look.cause.map(|cause| NoEviction { cause, spared: Vec::new(), lower_to: None }),
+        };
+        let why = why.map(|why| self.with_lower(key, required, lacks, why, now));
+        self.timers.extend(next.map(|at| (at, Timer::Gang(key))));
+        if let Some(memory_key) = memory_key {
+            self.eviction_memory.no_help.insert(memory_key, (why.clone(), next));
+        }
+        Err(why)
+    }
+
+    /// What makes two gangs equal here: what did not help one helps none like it.
+    fn memory_key(&self, key: GangKey, required: &Required) -> Option<MemoryKey> {
+        let gang = self.gangs.gangs.get(&key)?;
+        let priority = self.priority_of(&gang.spec).unwrap_or(0);
+        let never = never_evicts(self, &gang.spec);
+        let has_own_view = self.has_own_view(key, self.now);
+        let shape = shape_key(&self.shape(key), required);
+        (!has_own_view).then(|| (gang.spec.queue.clone(), priority, never, shape))
+    }
+
+    /// The same with the largest minimum for which evictions would make room.
+    fn with_lower(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        lacks: &[Lack],
+        mut why: NoEviction,
+        now: Time,
+    ) -> NoEviction {
+        let may = match why.cause {
+            NoEvictionCause::Fit { .. } | NoEvictionCause::OverShare { .. } => lacks.is_empty(),
+            NoEvictionCause::NonPreempting | NoEvictionCause::Quota | NoEvictionCause::Protected => false,
+        };
+        if may {
+            let all = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
+            why.lower_to = largest_minimum(all, |minimum| {
+                let pods = required.pods.get(..minimum as usize).unwrap_or_default();
+                matches!(self.look_for_room(key, pods, lacks, now).room, Some(Ok(_)))
+            });
+        }
+        why
+    }
+
+    /// Looks for room for these pods of a gang. Changes nothing.
+    fn look_for_room(&mut self, key: GangKey, pods: &[Candidate], lacks: &[Lack], now: Time) -> Look {
+        let all = self.all_evictable();
+        let asked = sum_of(pods);
+        let over_share = self.over_share(key, &asked);
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Look::default() };
+        let mut victims = self.victims_for(gang, &all, self.settings.reclaim && over_share.is_none());
+        let queue = gang.spec.queue.clone();
+        let tally = self.tally(&queue, &victims, &asked, lacks);
+        if !victims.units.iter().any(|unit| tally.may_go(unit)) {
+            victims.units.clear();
+        }
+        if victims.units.is_empty() && victims.spared.is_empty() {
+            let Some(gang) = self.gangs.gangs.get(&key) else { return Look::default() };
+            let cause = if lacks.is_empty() {
+                over_share.filter(|_| self.others_could_give(gang, &all))
+            } else {
+                self.is_used_by_more_urgent(gang, &all).then_some(NoEvictionCause::Quota)
+            };
+            return Look { victims, tally, room: None, cause };
+        }
+        let gang = self.gangs.gangs.get(&key);
+        if gang.is_some_and(|gang| never_evicts(self, &gang.spec)) {
+            return Look { victims, tally, room: None, cause: Some(NoEvictionCause::NonPreempting) };
+        }
+        let (base, shape) = (self.overlay_for(key, now), self.shape(key));
+        let room = make_room(&self.cluster, &base, &victims.units, &tally, &shape, pods);
+        Look { victims, tally, room: Some(room), cause: None }
+    }
+
+    /// Until when agents that have not dialled since the start are waited for.
+    fn heard_by(&self, now: Time) -> Option<Time> {
+        let until = self.started_at + HEARD_WITHIN;
+        let is_silent = |node: &crate::cluster::Node| {
+            node.agent.is_none() && node.spec.as_ref().is_some_and(|spec| spec.allocatable.gpus() > 0)
+        };
+        (now < until && self.cluster.nodes().any(|(_, node)| is_silent(node))).then_some(until)
+    }
+
+    /// Its queue, or one above it, would be above its share: it takes what is idle only.
+    pub(crate) fn over_share(&mut self, key: GangKey, asked: &Amounts) -> Option<NoEvictionCause> {
+        let queue = self.gangs.gangs.get(&key)?.spec.queue.clone();
+        for queue in self.chain(&queue) {
+            let allocated = self.allocated_of(&queue).clone();
+            let share = self.deserved(&queue);
+            for resource in asked.keys() {
+                let used = allocated.get(resource).saturating_add(asked.get(resource));
+                if let Some(deserved) = share.limit(resource).filter(|deserved| used > *deserved) {
+                    let resource = Arc::from(self.cluster.resources.name(resource));
+                    return Some(NoEvictionCause::OverShare { queue, resource, used, deserved });
+                }
+            }
+        }
+        None
+    }
+
+    /// Gangs of other queues run that could go if the gang's queue were under its share.
+    fn others_could_give(&self, gang: &Gang, all: &[Evictable]) -> bool {
+        let is_other =
+            |other: &Evictable| other.queue != gang.spec.queue && self.is_reclaimable(&other.queue);
+        self.settings.reclaim && all.iter().any(is_other)
+    }
+
+    /// What is more urgent than the gang runs in its queue.
+    fn is_used_by_more_urgent(&self, gang: &Gang, all: &[Evictable]) -> bool {
+        let priority = self.priority_of(&gang.spec).unwrap_or(0);
+        all.iter().any(|other| other.queue == gang.spec.queue && other.priority > priority)
+    }
+
+    fn tally(&mut self, own: &QueueName, victims: &Victims, asked: &Amounts, lacks: &[Lack]) -> Tally {
+        let own_chain = self.chain(own);
+        let asked: Vec<ResourceKey> = asked.keys().collect();
+        let mut facts = Facts { lacks: lacks.to_vec(), ..Facts::default() };
+        for queue in queues_of(&victims.units) {
+            let above = self.chain(&queue);
+            let below_common: Vec<QueueName> =
+                above.iter().take_while(|queue| !own_chain.contains(queue)).cloned().collect();
+            for name in &above {
+                if facts.allocated.contains_key(name) {
+                    continue;
+                }
+                facts.allocated.insert(name.clone(), self.allocated_of(name).clone());
+                let share = self.deserved(name);
+                let shares = asked.iter().filter_map(|key| Some((*key, share.limit(*key)?))).collect();
+                facts.deserved.insert(name.clone(), shares);
+                let guarantee = self.guarantee_of(name).clone();
+                facts.guarantee.insert(name.clone(), guarantee);
+            }
+            facts.chains.insert(queue.clone(), below_common);
+            let all = above.into_iter().chain([QueueName::from(ROOT)]);
+            facts.above.insert(queue, all.collect());
+        }
+        let budgets = self.budgets.iter().map(|(name, budget)| (name.clone(), budget.disruptions_allowed));
+        Tally {
+            own: Some(own.clone()),
+            asked,
+            lost: BTreeMap::new(),
+            facts: Arc::new(facts),
+            budgets_left: budgets.collect(),
+        }
+    }
+
+    /// What the gang's queues lack of what it asks for.
+    pub(crate) fn lacks(&self, key: GangKey, asked: &Amounts) -> Vec<Lack> {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Vec::new() };
+        let above = self.queues.up_from(&gang.spec.queue).filter(|(_, queue)| queue.has_limits());
+        let lacks = above.flat_map(|(name, queue)| {
+            let mut used = queue.allocated.clone();
+            used.add(&queue.charged);
+            used.subtract(&gang.charge);
+            queue.lacks(&used, asked).into_iter().map(move |(key, short)| (name.clone(), key, short))
+        });
+        let mut lacks: Vec<Lack> = lacks.collect();
+        lacks.extend(self.guarantee_lacks(&gang.spec.queue, asked));
+        lacks
+    }
+
+    /// What of the cluster is lacking because the rest is set aside for others: it is given back by whoever goes.
+    fn guarantee_lacks(&self, queue: &QueueName, asked: &Amounts) -> Vec<Lack> {
+        let root = QueueName::from(ROOT);
+        let kept = self.queues.guaranteed_to_others(queue);
+        let used = self.allocated_of(&root);
+        let short = |key: ResourceKey| {
+            let sum = kept.get(key).saturating_add(used.get(key)).saturating_add(asked.get(key));
+            let short = sum.saturating_sub(self.queues.capacity.get(key));
+            (asked.get(key) > 0 && short > 0).then(|| (root.clone(), key, short))
+        };
+        kept.keys().filter_map(short).collect()
+    }
+
+    /// The gang's quota has no room. Others give it back where they may be evicted for the gang; one whose pods do not
+    /// exist yet is admitted if they could be. Else it waits for the reason that was found.
+    pub(crate) fn evict_for_quota(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        charge: &Amounts,
+        mut reason: Reason,
+        now: Time,
+    ) -> Result<Vec<GangKey>, Reason> {
+        let lacks = self.lacks(key, charge);
+        if lacks.is_empty() {
+            return Err(reason);
+        }
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Err(reason) };
+        if self.check_pods(gang, required).is_err() {
+            let may = !self.is_overdue(gang) && self.could_free_quota(key, charge, &lacks);
+            return if may { Ok(Vec::new()) } else { Err(reason) };
+        }
+        match self.evict_for(key, required, &lacks, now) {
+            Ok(()) => Ok(Vec::new()),
+            Err(why) => {
+                if let Reason::QuotaUsed { eviction, .. } = &mut reason {
+                    *eviction = why.map(Box::new);
+                }
+                Err(reason)
+            }
+        }
+    }
+
+    /// A gang that runs has too few pods: others are evicted for those that it lacks, not for any above its minimum. What
+    /// it waits for then.
+    pub(crate) fn evict_for_missing(&mut self, key: GangKey, mut reason: Reason, now: Time) -> Reason {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return reason };
+        if !matches!(gang.phase, Phase::Degraded { round: None, roll_back_at: None, .. }) {
+            return reason;
+        }
+        let tally = self.gangs.tally(&gang.spec.name);
+        let missing = gang.spec.min_member.max(1).saturating_sub(tally.live + tally.succeeded);
+        let mut pods = self.candidates(gang);
+        pods.truncate(missing as usize);
+        if pods.is_empty() || pods.len() < missing as usize {
+            return reason;
+        }
+        let required = Required { pods, minimum: missing, all: tally.all };
+        match self.evict_for(key, &required, &[], now) {
+            Ok(()) => self.making_room(key).unwrap_or(reason),
+            Err(why) => {
+                if let Reason::NoRoom(room) = &mut reason {
+                    room.eviction = why.map(Box::new);
+                }
+                reason
+            }
+        }
+    }
+
+    /// Tries those again for which somebody may be evicted now: what is more urgent than the least urgent that runs in
+    /// its queue, and all of queues that may take back their share.
+    pub(crate) fn wake_those_who_evict(&mut self) {
+        if !self.settings.preempt && !self.settings.reclaim {
+            return;
+        }
+        let mut lowest: BTreeMap<QueueName, i32> = BTreeMap::new();
+        for gang in self.gangs.gangs.values() {
+            if matches!(gang.phase, Phase::Running { .. } | Phase::Degraded { .. }) {
+                let priority = self.priority_of(&gang.spec).unwrap_or(0);
+                let known = lowest.entry(gang.spec.queue.clone()).or_insert(priority);
+                *known = priority.min(*known);
+            }
+        }
+        let mut to_try = Vec::new();
+        for (name, queue) in &self.queues.queues {
+            let reclaims = self.settings.reclaim && lowest.keys().any(|other| other != name);
+            let lowest = lowest.get(name).filter(|_| self.settings.preempt);
+            let wakes = queue.waiting.iter().filter(|(order, _)| {
+                !order.is_surplus && (reclaims || lowest.is_some_and(|lowest| *lowest < order.priority.0))
+            });
+            to_try.extend(wakes.map(|(_, key)| *key));
+        }
+        for key in to_try {
+            self.set_waiting(key, true);
+        }
+    }
+
+    /// True where what may be evicted for the gang would give its quota the room that it lacks, though its pods do not
+    /// exist yet.
+    pub(crate) fn could_free_quota(&mut self, key: GangKey, asked: &Amounts, lacks: &[Lack]) -> bool {
+        let all = self.all_evictable();
+        let over_share = self.over_share(key, asked).is_some();
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        if never_evicts(self, &gang.spec) {
+            return false;
+        }
+        let queue = gang.spec.queue.clone();
+        let mut victims = self.victims_for(gang, &all, self.settings.reclaim && !over_share);
+        victims.units.sort_by_key(|unit| unit.rank);
+        let mut tally = self.tally(&queue, &victims, asked, lacks);
+        for unit in &victims.units {
+            if tally.frees_quota(unit) && tally.may_go(unit) {
+                tally.gone(unit);
+            }
+        }
+        tally.has_quota()
+    }
+
+    fn no_help(&self, required: &Required, units: &[Unit], tally: &Tally, help: NoHelp) -> NoEvictionCause {
+        let fit = match help {
+            NoHelp::Quota => return NoEvictionCause::Quota,
+            NoHelp::Fit(_) if units.is_empty() => return NoEvictionCause::Protected,
+            NoHelp::Fit(fit) => fit,
+        };
+        let largest = required.pods.iter().max_by_key(|pod| pod.need.gpus);
+        let Some(need) = largest.map(|pod| pod.need.clone()) else { return NoEvictionCause::Protected };
+        let mut best = 0;
+        let mut kept_from: Vec<(NodeName, Arc<str>)> = Vec::new();
+        for (index, node) in self.cluster.nodes().filter(|(_, node)| node.shut().is_none()) {
+            let may_go = units.iter().filter(|unit| tally.may_go(unit));
+            let on_node = may_go.flat_map(|unit| &unit.parts).filter(|part| part.node == index);
+            let (count, mask) = on_node.fold((0, 0), |(count, mask), part| (count + 1, mask | part.mask));
+            match why_not(node, &need) {
+                Some(why) if count > 0 && kept_from.len() < NAMED => kept_from.push((node.name.clone(), why)),
+                Some(_) => {}
+                None => best = best.max(u64::from((node.free_mask | mask).count_ones())),
+            }
+        }
+        let (asked, minimum) = (u64::from(need.gpus), required.minimum.max(1));
+        NoEvictionCause::Fit { fit, minimum, best, asked, kept_from }
+    }
+}
+
+/// What keeps a pod from a node, whoever goes.
+fn why_not(node: &crate::cluster::Node, need: &PodNeed) -> Option<Arc<str>> {
+    let lasting = predicates::obstacles(node, need, &node.used).into_iter().find(Obstacle::is_lasting)?;
+    Some(Arc::from(match lasting {
+        Obstacle::Taint(taint) => format!("untolerated taint {}", taint.key),
+        Obstacle::Labels => "does not match nodeSelector".to_owned(),
+        Obstacle::Affinity => "does not match node affinity".to_owned(),
+        _ => "does not reach a volume".to_owned(),
+    }))
+}
+
+/// What all these pods ask for together.
+pub(crate) fn sum_of(pods: &[Candidate]) -> Amounts {
+    let mut asked = Amounts::default();
+    pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts.of_pod()));
+    asked
+}

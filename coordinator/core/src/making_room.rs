@@ -1,0 +1,515 @@
+//! The life of a plan that evicts others for a gang: it is written, the victims are asked to go, what they free is held,
+//! and the gang is placed. It ends when the gang runs, or it is dropped with a cause that is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::ids::{ActionId, GangName, GpuId, LeaseId, PodUid};
+use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod, PlannedVictim};
+use phalanx_common::units::{Millis, Time};
+use serde::{Deserialize, Serialize};
+
+use crate::action::{Action, Command};
+use crate::cluster::{EarlyEnd, InUse, NodeHold, NodeIndex, Taken};
+use crate::core::{Core, Pending, Timer};
+use crate::event::Outcome;
+use crate::gang::{Gang, GangKey, Pod};
+use crate::phase::{Phase, PhaseKind};
+use crate::reason::{MakingRoom, Reason};
+use crate::tree::Gone;
+use crate::victims::{Room, Unit};
+
+/// Nodes named in a reason.
+const NAMED: usize = 8;
+
+/// A gang whose plan was dropped is not planned again at once, and later and later.
+const FIRST_PAUSE: Millis = Millis::from_seconds(5);
+const MOST_DOUBLINGS: u32 = 6;
+
+/// A node whose kubelet does not end a pod takes no new pods for so long, or until it does.
+const SUSPECT_FOR: Millis = Millis::from_seconds(3600);
+
+/// How far a plan is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum RoomStep {
+    /// To be written.
+    Unwritten,
+    /// Its write is on its way.
+    Writing(ActionId),
+    /// Its write is tried again then.
+    WriteAt(Time),
+    /// It is durable: victims go.
+    Evicting,
+}
+
+/// A pod that goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Victim {
+    pub(crate) name: GangName,
+    pub(crate) gang: GangName,
+    pub(crate) lease: Option<LeaseId>,
+    /// Its whole gang goes.
+    pub(crate) whole: bool,
+    /// When it is asked next to go, and how often it was.
+    ask_at: Time,
+    asked: u32,
+    /// When it must be gone, once it was asked.
+    gone_by: Option<Time>,
+    /// It was told that it will be asked.
+    is_noticed: bool,
+    cause: Arc<str>,
+}
+
+/// A plan that evicts others for a gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RoomPlan {
+    pub(crate) step: RoomStep,
+    pub(crate) victims: BTreeMap<PodUid, Victim>,
+    places: Vec<PlannedPod>,
+    /// Writes in a row without an answer.
+    failures: u32,
+    /// Why it came to nothing.
+    failed: Option<Arc<str>>,
+}
+
+impl Core {
+    /// A plan was found: what it uses is held from now on.
+    pub(crate) fn begin_room(&mut self, key: GangKey, units: &[Unit], room: &Room, now: Time) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let mut victims = BTreeMap::new();
+        for unit in room.units.iter().map(|at| &units[*at]) {
+            let cause = self.cause(gang, unit);
+            for (uid, lease) in &unit.pods {
+                let Some(pod) = self.gangs.pods.get(uid) else { continue };
+                let grace = self.gangs.gangs.get(&unit.gang);
+                let grace = grace.map_or(Millis(0), |gang| gang.spec.policy.checkpoint_grace_ms);
+                let victim = Victim {
+                    name: pod.spec.name.clone(),
+                    gang: pod.spec.gang.clone(),
+                    lease: Some(*lease),
+                    whole: unit.rank.class > 0,
+                    ask_at: now + grace,
+                    asked: 0,
+                    gone_by: None,
+                    is_noticed: false,
+                    cause: cause.clone(),
+                };
+                victims.insert(uid.clone(), victim);
+            }
+        }
+        let places = room.placed.iter().filter_map(|place| {
+            let pod = self.gangs.pods.get(&place.pod)?;
+            let node = self.cluster.node(place.node);
+            Some(PlannedPod {
+                pod: place.pod.clone(),
+                name: pod.spec.name.name.clone(),
+                node: node.name.clone(),
+                lease: None,
+                gpus: node.gpu_ids(place.mask),
+            })
+        });
+        let plan = RoomPlan {
+            step: RoomStep::Unwritten,
+            victims,
+            places: places.collect(),
+            failures: 0,
+            failed: None,
+        };
+        self.start_room(key, plan);
+    }
+
+    fn start_room(&mut self, key: GangKey, plan: RoomPlan) {
+        self.cluster.unhold(key);
+        let mut wholes: BTreeMap<NodeIndex, (Vec<GpuId>, InUse)> = BTreeMap::new();
+        for place in &plan.places {
+            let (Some(node), Some(pod)) = (self.cluster.find(&place.node), self.gangs.pods.get(&place.pod))
+            else {
+                continue;
+            };
+            let (gpus, whole) = wholes.entry(node).or_default();
+            gpus.extend(place.gpus.iter().copied());
+            whole.add(&pod.need.amounts, &pod.need.constraints.host_ports);
+        }
+        let nodes = wholes.keys().copied().collect();
+        self.take_from_holds(key, &nodes);
+        self.holds.remove(&key);
+        for (node, (gpus, whole)) in wholes {
+            let leases = plan.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
+            let stands: Vec<Taken> =
+                leases.filter(|lease| lease.node == node).map(|lease| lease.taken.clone()).collect();
+            self.cluster.hold(node, key, NodeHold::new(gpus, whole), stands.iter());
+        }
+        self.victims.extend(plan.victims.keys().map(|uid| (uid.clone(), key)));
+        self.rooms.insert(key, plan);
+        self.touched.insert(key);
+    }
+
+    /// Why a unit goes, for people.
+    fn cause(&self, by: &Gang, unit: &Unit) -> Arc<str> {
+        let Some(gang) = self.gangs.gangs.get(&unit.gang) else { return Arc::from("") };
+        let priority = |gang: &Gang| self.priority_of(&gang.spec).unwrap_or(0);
+        let why = if gang.spec.queue == by.spec.queue {
+            format!("priority {} > {}", priority(by), priority(gang))
+        } else {
+            format!("queue {} takes back its share from queue {}", by.spec.queue, gang.spec.queue)
+        };
+        let what = match unit.rank.class {
+            0 => "surplus pod above minMember".to_owned(),
+            _ if unit.pods.len() == 1 => String::new(),
+            _ => format!("gang {} cannot run with fewer than {}", gang.spec.name.name, gang.spec.min_member),
+        };
+        let what = if what.is_empty() { what } else { format!("; {what}") };
+        Arc::from(format!("for {}: {why}{what}", by.spec.name.name))
+    }
+
+    /// What the victims of a gang's plan still use of their queues.
+    pub(crate) fn going_for(&self, key: GangKey) -> Gone {
+        let victims = self.rooms.get(&key).into_iter().flat_map(|room| room.victims.values());
+        let leases = victims.filter_map(|victim| self.leases.leases.get(&victim.lease?));
+        let mut going = Gone::new();
+        for lease in leases.filter(|lease| lease.charged) {
+            if let Some(gang) = lease.gang.and_then(|key| self.gangs.gangs.get(&key)) {
+                going.entry(gang.spec.queue.clone()).or_default().add(&lease.taken.amounts.of_pod());
+            }
+        }
+        going
+    }
+
+    /// Goes on with the plan of a gang.
+    pub(crate) fn progress_room(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(room) = self.rooms.get(&key) else { return };
+        let step = room.step;
+        if let Some(why) = room.failed.clone() {
+            return self.drop_room(key, &why, now, actions);
+        }
+        match self.gangs.gangs.get(&key) {
+            Some(gang) if gang.deleted => return self.drop_room(key, "its PodGroup is gone", now, actions),
+            Some(gang) => match gang.phase.kind() {
+                PhaseKind::Running => return self.end_room(key, actions),
+                PhaseKind::Finished | PhaseKind::Evicting => {
+                    return self.drop_room(key, "it has ended", now, actions);
+                }
+                PhaseKind::Queued
+                | PhaseKind::Admitted
+                | PhaseKind::Degraded
+                | PhaseKind::Reserving
+                | PhaseKind::Committing
+                | PhaseKind::Arming
+                | PhaseKind::Binding => {}
+            },
+            None => return self.drop_room(key, "its PodGroup is gone", now, actions),
+        }
+        let is_gone = |place: &PlannedPod| {
+            self.gangs.pods.get(&place.pod).is_none_or(|pod| pod.spec.phase.is_terminal())
+        };
+        if room.places.iter().any(is_gone) {
+            return self.drop_room(key, "pods that it was made for are gone", now, actions);
+        }
+        match step {
+            RoomStep::Unwritten => self.put_room(key, actions),
+            RoomStep::WriteAt(at) if at <= now => self.put_room(key, actions),
+            RoomStep::WriteAt(at) => {
+                self.timers.insert((at, Timer::Gang(key)));
+            }
+            RoomStep::Writing(_) => {}
+            RoomStep::Evicting => self.drive_victims(key, now, actions),
+        }
+    }
+
+    fn put_room(&mut self, key: GangKey, actions: &mut Vec<Action>) {
+        let (Some(gang), Some(room)) = (self.gangs.gangs.get(&key), self.rooms.get(&key)) else { return };
+        let victims = room.victims.iter().map(|(uid, victim)| PlannedVictim {
+            pod: uid.clone(),
+            name: victim.name.clone(),
+            whole_gang: victim.whole,
+        });
+        let plan = GangPlan {
+            gang: gang.spec.name.clone(),
+            gang_uid: gang.spec.uid.clone(),
+            term: self.term.counter,
+            binding_deadline: self.now,
+            purpose: PlanPurpose::MakeRoom,
+            victims: victims.collect(),
+            pods: room.places.clone(),
+        };
+        let id = self.emit_pending(Command::WritePlan(Box::new(plan)), Pending::RoomPlan(key), actions);
+        if let Some(room) = self.rooms.get_mut(&key) {
+            room.step = RoomStep::Writing(id);
+        }
+    }
+
+    /// The plan was written, or was not.
+    pub(crate) fn room_written(
+        &mut self,
+        key: GangKey,
+        id: ActionId,
+        outcome: &Outcome,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
+        let pause = self.rooms.get(&key).map(|room| self.retry_after(room.failures));
+        let (Some(room), Some(pause)) = (self.rooms.get_mut(&key), pause) else { return };
+        if room.step != RoomStep::Writing(id) {
+            return;
+        }
+        self.touched.insert(key);
+        match outcome {
+            Outcome::Done => room.step = RoomStep::Evicting,
+            Outcome::Unknown => {
+                room.failures = room.failures.saturating_add(1);
+                room.step = RoomStep::WriteAt(now + pause);
+            }
+            Outcome::Conflict | Outcome::NotFound => {
+                self.drop_room(key, "another coordinator wrote a plan for it", now, actions);
+            }
+            Outcome::Refused(why) => {
+                self.drop_room(key, &format!("it could not be written: {why}"), now, actions);
+            }
+        }
+    }
+
+    /// Asks the victims to go, and waits for them.
+    fn drive_victims(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(room) = self.rooms.get(&key) else { return };
+        let gone = room.victims.iter().filter(|(uid, victim)| self.is_victim_gone(uid, victim));
+        let gone: Vec<PodUid> = gone.map(|(uid, _)| uid.clone()).collect();
+        for uid in gone {
+            self.victims.remove(&uid);
+            if let Some(room) = self.rooms.get_mut(&key) {
+                room.victims.remove(&uid);
+            }
+        }
+        let Some(room) = self.rooms.get(&key) else { return };
+        let late = room.victims.iter().find(|(_, victim)| victim.gone_by.is_some_and(|at| at <= now));
+        if let Some((_, victim)) = late {
+            let victim = victim.clone();
+            return self.give_victim_up(key, &victim, now, actions);
+        }
+        let due: Vec<PodUid> = room
+            .victims
+            .iter()
+            .filter(|(_, victim)| victim.ask_at <= now)
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in due {
+            self.ask_to_go(key, &uid, now, actions);
+        }
+        self.give_notice(key, now, actions);
+        let Some(room) = self.rooms.get(&key) else { return };
+        let times = room.victims.values().flat_map(|victim| [Some(victim.ask_at), victim.gone_by]);
+        let next = times.flatten().filter(|at| *at > now).min();
+        let is_free = room.victims.is_empty();
+        if let Some(next) = next {
+            self.timers.insert((next, Timer::Gang(key)));
+        }
+        let waits = self.gangs.gangs.get(&key).is_some_and(|gang| {
+            matches!(gang.phase, Phase::Queued | Phase::Admitted | Phase::Degraded { round: None, .. })
+        });
+        if is_free && waits {
+            self.set_waiting(key, true);
+        }
+    }
+
+    /// Tells those that get time for a checkpoint when they will be asked to go.
+    fn give_notice(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        let Some(room) = self.rooms.get_mut(&key) else { return };
+        let mut notices = Vec::new();
+        for (uid, victim) in &mut room.victims {
+            if victim.asked == 0 && victim.ask_at > now && !victim.is_noticed {
+                victim.is_noticed = true;
+                let (name, cause) = (victim.name.clone(), victim.cause.clone());
+                notices.push(Command::AnnounceEviction { pod: uid.clone(), name, at: victim.ask_at, cause });
+            }
+        }
+        for notice in notices {
+            self.emit(notice, actions);
+        }
+    }
+
+    fn is_victim_gone(&self, uid: &PodUid, victim: &Victim) -> bool {
+        let pod = self.gangs.pods.get(uid);
+        let is_there = pod.is_some_and(|pod| !pod.spec.phase.is_terminal());
+        !is_there && victim.lease.is_none_or(|lease| !self.leases.leases.contains_key(&lease))
+    }
+
+    /// Asks one victim to go; of a gang that goes as a whole, all of it.
+    fn ask_to_go(&mut self, key: GangKey, uid: &PodUid, now: Time, actions: &mut Vec<Action>) {
+        let by = self.gangs.gangs.get(&key).map(|gang| gang.spec.name.clone());
+        let Some(victim) = self.rooms.get(&key).and_then(|room| room.victims.get(uid)).cloned() else {
+            return;
+        };
+        let policy = self.gangs.pods.get(uid).map(|pod| pod.spec.policy.clone()).unwrap_or_default();
+        let ends_by = policy.ends_by.unwrap_or(now + policy.grace_ms);
+        let gone_by = victim.gone_by.unwrap_or(ends_by + self.settings.victim_timeout_ms);
+        let again = now + self.retry_after(victim.asked);
+        let is_there = |pod: &Pod| !pod.spec.deleting && !pod.spec.phase.is_terminal();
+        let is_going = !self.gangs.pods.get(uid).is_some_and(is_there);
+        // Of a gang that goes as a whole its phase says it to each pod, and again where that is lost.
+        let is_asked = match by {
+            Some(by) if victim.whole => self.evict_whole(&victim, by, now),
+            _ => true,
+        };
+        if let Some(victim) = self.rooms.get_mut(&key).and_then(|room| room.victims.get_mut(uid)) {
+            victim.gone_by = is_asked.then_some(gone_by);
+            victim.ask_at = again;
+            victim.asked = victim.asked.saturating_add(1);
+        }
+        if !is_going && !victim.whole {
+            let (pod, name, cause) = (uid.clone(), victim.name, victim.cause);
+            self.emit(Command::Evict { pod, name, cause }, actions);
+        }
+    }
+
+    /// All of a gang goes for another one: it waits as a whole once its pods are gone. False where it cannot be told yet.
+    fn evict_whole(&mut self, victim: &Victim, by: GangName, now: Time) -> bool {
+        let Some(key) = self.gangs.key(&victim.gang) else { return true };
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return true };
+        if !matches!(&gang.phase, Phase::Running { round: None } | Phase::Degraded { round: None, .. }) {
+            return gang.preempted.is_some();
+        }
+        gang.preempted = Some((by, now));
+        let live = self.gangs.pods_of(&victim.gang).filter(|(_, pod)| pod.is_live());
+        let pods: BTreeSet<PodUid> = live.map(|(uid, _)| uid.clone()).collect();
+        let phase = Phase::Evicting {
+            cause: victim.cause.clone(),
+            pods,
+            fencing: BTreeMap::new(),
+            retry_at: now,
+            tries: 0,
+        };
+        self.set_waiting(key, false);
+        self.set_phase(key, phase);
+        self.touched.insert(key);
+        true
+    }
+
+    /// A victim does not go: its node is not to be trusted, and another plan is made.
+    fn give_victim_up(&mut self, key: GangKey, victim: &Victim, now: Time, actions: &mut Vec<Action>) {
+        let lease = victim.lease.and_then(|lease| self.leases.leases.get(&lease));
+        let node = lease.map(|lease| lease.node);
+        let pod = &victim.name.name;
+        if let Some(node) = node {
+            let until = now + SUSPECT_FOR;
+            self.cluster.close_until(node, &format!("{pod} did not end in time"), until, EarlyEnd::Release);
+            self.timers.insert((until, Timer::Quarantine(node)));
+        }
+        self.drop_room(key, &format!("{pod} did not end in time"), now, actions);
+        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            // The next plan leaves that node out: there is nothing to wait for.
+            gang.evict_not_before = now;
+        }
+    }
+
+    /// The gang runs: nothing is held for it any more.
+    fn end_room(&mut self, key: GangKey, actions: &mut Vec<Action>) {
+        self.forget_room(key);
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        (gang.evict_failures, gang.evict_not_before) = (0, Time(0));
+        let name = gang.spec.name.clone();
+        if gang.spec.is_lone_pod() {
+            // It was bound without a plan of its own that would have replaced this one.
+            self.remove_plan(name, actions);
+        }
+    }
+
+    /// The plan is given up, which is told. Who was asked to go goes.
+    pub(crate) fn drop_room(&mut self, key: GangKey, why: &str, now: Time, actions: &mut Vec<Action>) {
+        let Some(room) = self.forget_room(key) else { return };
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let pause = Millis(FIRST_PAUSE.0 << gang.evict_failures.min(MOST_DOUBLINGS));
+        gang.evict_failures = gang.evict_failures.saturating_add(1);
+        gang.evict_not_before = now + pause;
+        let name = gang.spec.name.clone();
+        let message = format!("evictions for gang {name} are dropped: {why}");
+        self.emit(Command::Warn { message }, actions);
+        let is_placed = self.gangs.gangs.get(&key).is_some_and(|gang| gang.phase.round().is_some());
+        if room.step != RoomStep::Unwritten && !is_placed {
+            self.remove_plan(name, actions);
+        }
+        self.timers.insert((now + pause, Timer::Gang(key)));
+        self.touched.insert(key);
+    }
+
+    fn forget_room(&mut self, key: GangKey) -> Option<RoomPlan> {
+        let room = self.rooms.remove(&key)?;
+        for uid in room.victims.keys() {
+            self.victims.remove(uid);
+        }
+        self.cluster.unhold(key);
+        Some(room)
+    }
+
+    /// A pod that is a victim changed: whoever waits for it looks at it.
+    pub(crate) fn touch_claimant(&mut self, uid: &PodUid) {
+        if let Some(key) = self.victims.get(uid) {
+            self.touched.insert(*key);
+        }
+    }
+
+    /// Its round was dropped: what was held for it is held again, and its plan is written again where the round's plan
+    /// had replaced it. True where there is one.
+    pub(crate) fn resume_held(&mut self, key: GangKey) -> bool {
+        let Some(room) = self.rooms.get_mut(&key) else { return false };
+        room.step = RoomStep::Unwritten;
+        self.touched.insert(key);
+        true
+    }
+
+    /// Its victims are gone, and it does not fit all the same: the plan has failed.
+    pub(crate) fn note_room_failed(&mut self, key: GangKey, reason: &Reason) {
+        let Some(room) = self.rooms.get_mut(&key) else { return };
+        if room.step == RoomStep::Evicting && room.victims.is_empty() {
+            room.failed = Some(Arc::from(format!("it does not fit though its victims are gone: {reason}")));
+            self.touched.insert(key);
+        }
+    }
+
+    /// What it waits for, while others are evicted for it.
+    pub(crate) fn making_room(&self, key: GangKey) -> Option<Reason> {
+        let room = self.rooms.get(&key)?;
+        let leases = room.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
+        let nodes: BTreeSet<NodeIndex> = leases.map(|lease| lease.node).collect();
+        let nodes = nodes.into_iter().take(NAMED).map(|node| self.cluster.node(node).name.clone());
+        let timeout = self.settings.victim_timeout_ms;
+        let ends =
+            room.victims.values().map(|victim| Some(Time(victim.gone_by?.0.saturating_sub(timeout.0))));
+        Some(Reason::MakingRoom(Box::new(MakingRoom {
+            victims: u32::try_from(room.victims.len()).unwrap_or(u32::MAX),
+            nodes: nodes.collect(),
+            until: ends.collect::<Option<Vec<Time>>>().and_then(|ends| ends.into_iter().max()),
+        })))
+    }
+
+    /// A plan of an earlier leader that evicts others is gone on with: what it holds is held again, and nobody else is
+    /// evicted.
+    pub(crate) fn resume_room(&mut self, key: GangKey, plan: &GangPlan, now: Time) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let cause: Arc<str> = Arc::from(format!("for {}, as an earlier leader planned", gang.spec.name.name));
+        let mut victims = BTreeMap::new();
+        for planned in &plan.victims {
+            let Some(pod) = self.gangs.pods.get(&planned.pod) else { continue };
+            let victim = Victim {
+                name: planned.name.clone(),
+                gang: pod.spec.gang.clone(),
+                lease: pod.lease,
+                whole: planned.whole_gang,
+                ask_at: now,
+                asked: 0,
+                gone_by: None,
+                is_noticed: false,
+                cause: cause.clone(),
+            };
+            if !self.is_victim_gone(&planned.pod, &victim) {
+                victims.insert(planned.pod.clone(), victim);
+            }
+        }
+        let room = RoomPlan {
+            step: RoomStep::Unwritten,
+            victims,
+            places: plan.pods.clone(),
+            failures: 0,
+            failed: None,
+        };
+        self.start_room(key, room);
+    }
+}

@@ -1,0 +1,218 @@
+//! Room that is being made for a gang, why none can be, and what is held for whom.
+
+use std::fmt;
+use std::sync::Arc;
+
+use phalanx_common::ids::{GangName, NodeName, QueueName};
+use phalanx_common::resources::format_amount;
+use phalanx_common::units::Time;
+use serde::{Deserialize, Serialize};
+
+use super::{Reason, amount_of, clock, pods};
+
+/// Others are being evicted for a gang, or are to end by themselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MakingRoom {
+    /// Pods that are still there.
+    pub victims: u32,
+    /// The nodes that they are on; at most 8.
+    pub nodes: Vec<NodeName>,
+    /// When the last of them is gone at the latest; `None` until that is known.
+    pub until: Option<Time>,
+}
+
+/// A gang was evicted for another one and waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Preempted {
+    /// The gang that has its place.
+    pub by: GangName,
+    /// When.
+    pub at: Time,
+    /// Why it does not run elsewhere; `None` until that was looked into.
+    pub cause: Option<Reason>,
+}
+
+/// What is held of a node for another gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldFor {
+    /// The node.
+    pub node: NodeName,
+    /// GPUs that are held there.
+    pub gpus: u32,
+    /// The gang.
+    pub gang: GangName,
+    /// Why.
+    pub why: HoldCause,
+}
+
+/// Why something is held.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HoldCause {
+    /// Others are being evicted for it.
+    MakingRoom,
+    /// It has waited longer than this.
+    Waited {
+        /// Seconds after which a gang gets a hold.
+        seconds: u64,
+        /// When it is expected to start, where that is known.
+        start: Option<Time>,
+    },
+}
+
+/// Why evictions do not help a gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NoEviction {
+    /// The cause.
+    pub cause: NoEvictionCause,
+    /// Who could have gone and is protected; at most 4.
+    pub spared: Vec<Spared>,
+    /// The largest minimum for which evictions would make room, where there is one.
+    pub lower_to: Option<u32>,
+}
+
+/// What stands against it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NoEvictionCause {
+    /// `preemptionPolicy: Never`.
+    NonPreempting,
+    /// Its queue would be above its share.
+    OverShare {
+        /// The queue.
+        queue: QueueName,
+        /// The resource.
+        resource: Arc<str>,
+        /// What the queue would have.
+        used: u64,
+        /// Its share.
+        deserved: u64,
+    },
+    /// Not enough could go for its quota.
+    Quota,
+    /// Too few pods would fit, whoever may go.
+    Fit {
+        /// Pods that would fit.
+        fit: u32,
+        /// Pods that must start together.
+        minimum: u32,
+        /// GPUs that one node would have free at most.
+        best: u64,
+        /// GPUs that the largest pod asks for.
+        asked: u64,
+        /// Nodes on which others could go, and what keeps the gang's pods from them; at most 4.
+        kept_from: Vec<(NodeName, Arc<str>)>,
+    },
+    /// All that could go is protected.
+    Protected,
+}
+
+/// Somebody who could have gone and is protected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Spared {
+    /// By a disruption budget.
+    Budget {
+        /// The pod's node.
+        node: NodeName,
+        /// The pod.
+        pod: Arc<str>,
+        /// The budget.
+        budget: GangName,
+        /// Disruptions that it allows.
+        allowed: u32,
+    },
+    /// It has just begun to run.
+    Until {
+        /// The gang.
+        gang: GangName,
+        /// Until when.
+        until: Time,
+        /// `cooldown-time` or `minimum run time`.
+        what: Arc<str>,
+    },
+}
+
+impl fmt::Display for MakingRoom {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes = self.nodes.iter().map(NodeName::to_string).collect::<Vec<_>>().join(", ");
+        write!(formatter, "waiting for {} to end on {nodes}", pods(self.victims, "evicted "))?;
+        self.until.map_or(Ok(()), |until| write!(formatter, ", until {} at most", clock(until)))
+    }
+}
+
+impl fmt::Display for Preempted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "preempted by {} at {}", self.by, clock(self.at))?;
+        self.cause.as_ref().map_or(Ok(()), |cause| write!(formatter, "; {cause}"))
+    }
+}
+
+impl fmt::Display for HeldFor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.gpus {
+            0 => write!(formatter, "{} held for {}", self.node, self.gang.name)?,
+            gpus => {
+                let gpus = amount_of(phalanx_common::resources::NVIDIA_GPU, gpus.into());
+                write!(formatter, "{gpus} on {} held for {}", self.node, self.gang.name)?;
+            }
+        }
+        match &self.why {
+            HoldCause::MakingRoom => formatter.write_str(" (preemption in progress)"),
+            HoldCause::Waited { seconds, start } => {
+                write!(formatter, " (waiting longer than {seconds} s")?;
+                start.map_or(Ok(()), |start| write!(formatter, ", expected to start at {}", clock(start)))?;
+                formatter.write_str(")")
+            }
+        }
+    }
+}
+
+impl fmt::Display for NoEviction {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.cause {
+            NoEvictionCause::NonPreempting => formatter.write_str("class is non-preempting")?,
+            NoEvictionCause::OverShare { queue, resource, used, deserved } => write!(
+                formatter,
+                "queue {queue} would be over deserved in {resource} ({} > {}): idle only",
+                format_amount(resource, *used),
+                format_amount(resource, *deserved)
+            )?,
+            NoEvictionCause::Quota => {
+                formatter.write_str("it is used by higher priority")?;
+            }
+            NoEvictionCause::Protected => formatter.write_str("preemption does not help yet")?,
+            NoEvictionCause::Fit { fit, minimum, best, asked, kept_from } => {
+                if *minimum > 1 {
+                    write!(formatter, "only {fit} of {minimum} pods would fit after preemption")?;
+                } else if kept_from.is_empty() {
+                    write!(
+                        formatter,
+                        "no node reaches {asked} free even after preemption; best node {best}"
+                    )?;
+                } else {
+                    formatter.write_str("preemption does not help")?;
+                }
+                let kept = kept_from.iter().map(|(node, why)| format!("{node} {why}"));
+                let kept = kept.collect::<Vec<_>>().join(", ");
+                if !kept.is_empty() {
+                    write!(formatter, ": {kept}")?;
+                }
+            }
+        }
+        for spared in &self.spared {
+            write!(formatter, "; {spared}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Spared {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Budget { node, pod, budget, allowed } => {
+                write!(formatter, "{node}: budget {} of {pod} allows {allowed} disruptions", budget.name)
+            }
+            Self::Until { gang, until, what } => {
+                write!(formatter, "{} is protected by its {what} until {}", gang.name, clock(*until))
+            }
+        }
+    }
+}
