@@ -98,10 +98,10 @@ impl<A: Api> StandIn<A> {
             }
             Command::WritePlan(_)
             | Command::DeletePlan { .. }
-            | Command::AnnounceEviction { .. }
             | Command::SetGangStatus { .. }
-            | Command::SetQueueStatus { .. } => Event::ActionDone { action: id, outcome: Outcome::Done },
-            Command::RecordPromise { .. } | Command::Warn { .. } => return,
+            | Command::SetQueueStatus { .. }
+            | Command::AnnounceEviction { .. } => Event::ActionDone { action: id, outcome: Outcome::Done },
+            Command::Warn { .. } | Command::RecordPromise { .. } => return,
         };
         tracing::debug!(command = command_name, "noted, and not done");
         self.tell(event).await;
