@@ -68,7 +68,7 @@ macro_rules! variants {
 variants!(reason_name, REASONS, Reason:
     NoSuchQueue QueueClosed NoSuchPriorityClass AboveCapability QuotaUsed TooFewPods PodBlocked PodGated Claim
     NoNodeMatches NoNodeOffers LargerThanAnyNode LargerThanCluster LargerThanAllNodes NoRoom NodesClosed MorePodsWait
-    Together InProgress);
+    Together Queue MakingRoom Preempted InProgress);
 variants!(claim_name, CLAIMS, ClaimProblem:
     Binding Missing OfAnother AwaitsPod Lost Deleting Unreadable UsedByOnePod);
 variants!(together_name, TOGETHER, Together:

@@ -37,6 +37,7 @@ pub fn before_placement() -> Vec<Example> {
                 limit: 128,
                 used: 120,
                 asked: 16,
+                eviction: None,
             },
         ),
         example(

@@ -24,6 +24,8 @@ pub fn room(minimum: u32, fit: u32, pods: u32, asked: u64) -> NoRoom {
         held: Vec::new(),
         others: Vec::new(),
         left_out: None,
+        holds: Vec::new(),
+        eviction: None,
     }
 }
 
