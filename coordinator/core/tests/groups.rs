@@ -213,8 +213,6 @@ impl Play {
 fn no_group_starts_in_part_and_all_run_in_the_end() {
     let seeds: u64 =
         std::env::var("PHALANX_GROUP_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
-    let first: u64 =
-        std::env::var("PHALANX_GROUP_FIRST").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     for seed in 0..seeds {
         let mut play = Play::new(seed);
         play.make_gangs();
