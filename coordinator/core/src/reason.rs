@@ -217,6 +217,7 @@ impl Reason {
             | Self::AboveCapability { .. }
             | Self::LargerThanAllNodes { .. } => true,
             Self::Queue(held) => held.is_lasting(),
+            Self::Together(together) => together.is_lasting(),
             _ => self.is_of_the_nodes(),
         }
     }
@@ -445,16 +446,11 @@ impl fmt::Display for Reason {
                     name_closed(nodes)
                 )
             }
+            Self::MorePodsWait { waiting: 1, cause } => {
+                write!(formatter, "it runs; 1 more pod waits for a place: {cause}")
+            }
             Self::MorePodsWait { waiting, cause } => {
-                write!(
-                    formatter,
-                    "it runs; {} for a place: {cause}",
-                    if *waiting == 1 {
-                        "1 more pod waits".to_owned()
-                    } else {
-                        format!("{waiting} more pods wait")
-                    }
-                )
+                write!(formatter, "it runs; {waiting} more pods wait for a place: {cause}")
             }
             Self::Together(together) => together.fmt(formatter),
             Self::MakingRoom(room) => room.fmt(formatter),

@@ -125,6 +125,11 @@ impl Together {
         }
     }
 
+    /// It can never run unless an object or the nodes change. Gangs and pods that are missing may come any moment.
+    pub(super) fn is_lasting(&self) -> bool {
+        matches!(self, Self::GroupOfQueues { .. }) || self.cause().is_some_and(Reason::is_lasting)
+    }
+
     /// The reason within, which says what is lacking now.
     pub(crate) fn cause(&self) -> Option<&Reason> {
         match self {
