@@ -133,6 +133,9 @@ pub enum Listed {
     /// Queues and what their placed pods use
     #[value(alias = "queue", alias = "q")]
     Queues,
+    /// Who may use queues, and times of their gangs
+    #[value(name = "queuepolicies", alias = "queuepolicy", alias = "qpol")]
+    QueuePolicies,
     /// Gangs and why they wait
     #[value(alias = "gang", alias = "podgroups", alias = "podgroup", alias = "pg")]
     Gangs,
@@ -213,7 +216,7 @@ Examples:
   phalanx delete queue team-a
   phalanx delete -f deploy/examples")]
 pub struct Delete {
-    /// queue, gang (podgroup), job, pod, priorityclass or node
+    /// queue, queuepolicy, gang (podgroup), job, pod, priorityclass or node
     #[arg(value_name = "KIND", requires = "name", required_unless_present = "files")]
     pub kind: Option<KindName>,
     /// Without namespace: default
@@ -315,11 +318,12 @@ impl std::str::FromStr for KindName {
             "gang" | "gangs" | "podgroup" | "podgroups" | "pg" => ("PodGroup", true),
             "job" | "jobs" | "vcjob" | "vj" => ("Job", true),
             "pod" | "pods" | "po" => ("Pod", true),
+            "queuepolicy" | "queuepolicies" | "qpol" => ("QueuePolicy", false),
             "priorityclass" | "priorityclasses" | "pc" => ("PriorityClass", false),
             "node" | "nodes" | "no" => ("Node", false),
             _ => {
                 return Err(format!(
-                    "kind {text:?} is not one of queue, gang (podgroup), job, pod, priorityclass, node"
+                    "kind {text:?} is not one of queue, queuepolicy, gang (podgroup), job, pod, priorityclass, node"
                 ));
             }
         };
@@ -370,6 +374,7 @@ mod tests {
     fn kinds_are_read_as_kubectl_does() {
         assert_eq!("pg".parse::<KindName>().unwrap().kind, "PodGroup");
         assert_eq!("Queues.scheduling.volcano.sh".parse::<KindName>().unwrap().kind, "Queue");
+        assert_eq!("qpol".parse::<KindName>().unwrap(), KindName { kind: "QueuePolicy", namespaced: false });
         assert!("deployment".parse::<KindName>().unwrap_err().contains("\"deployment\" is not one of"));
     }
 }

@@ -1,10 +1,12 @@
-//! `phalanx get`: lists of queues, gangs, nodes and pods.
+//! `phalanx get`: lists of queues and their policies, gangs, nodes and pods.
 
 use std::collections::BTreeMap;
 
 use phalanx_common::ids::GpuId;
-use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, Resources, format_amount};
+use phalanx_common::queue::{Dequeue, QueuePolicySpec};
+use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, ResourceName, Resources, format_amount};
 use phalanx_common::topology::LinkClass;
+use phalanx_common::units::Millis;
 use phalanx_core::view::{GangView, NodeView, PodView, PodWithoutGang, QueueView, StateView};
 
 use crate::arguments::{Get, Listed};
@@ -33,6 +35,7 @@ pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure
     if format == Format::Json {
         return match options.what {
             Listed::Queues => print_json(&state.queues),
+            Listed::QueuePolicies => print_json(&state.policies),
             Listed::Gangs => print_json(&gangs),
             Listed::Nodes => print_json(&state.nodes),
             Listed::Pods => {
@@ -42,7 +45,8 @@ pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure
         };
     }
     let text = match options.what {
-        Listed::Queues => queue_list(&state.queues),
+        Listed::Queues => queue_list(&state.queues, options.wide),
+        Listed::QueuePolicies => policy_list(&state.policies),
         Listed::Gangs => gang_list(&gangs, options.wide),
         Listed::Nodes => node_list(&state.nodes),
         Listed::Pods => pod_list(&gangs, &alone, &state, options.wide),
@@ -82,6 +86,10 @@ fn keep_named(state: &mut StateView, options: &Get, namespace: &str) -> Result<(
             state.queues.retain(|queue| named(queue.name.as_str()));
             found.extend(state.queues.iter().map(|queue| queue.name.to_string()));
         }
+        Listed::QueuePolicies => {
+            state.policies.retain(|policy| named(policy.name.as_str()));
+            found.extend(state.policies.iter().map(|policy| policy.name.to_string()));
+        }
         Listed::Nodes => {
             state.nodes.retain(|node| named(node.name.as_str()));
             found.extend(state.nodes.iter().map(|node| node.name.to_string()));
@@ -108,6 +116,7 @@ fn keep_named(state: &mut StateView, options: &Get, namespace: &str) -> Result<(
     }
     let (kind, place) = match options.what {
         Listed::Queues => ("queue", String::new()),
+        Listed::QueuePolicies => ("queue policy", String::new()),
         Listed::Nodes => ("node", String::new()),
         Listed::Gangs => ("gang", format!(" in namespace {namespace}")),
         Listed::Pods => ("pod of a gang", format!(" in namespace {namespace}")),
@@ -124,24 +133,97 @@ fn used_of(queue: &QueueView, resource: &str) -> String {
     }
 }
 
-fn queue_list(queues: &[QueueView]) -> String {
-    let headers =
-        ["NAME", "PRIORITY", "STATE", "GPUS", "CPU", "MEMORY", "PENDING", "INQUEUE", "RUNNING", "ENDED"];
+/// `nvidia.com/gpu 8, cpu 4`.
+fn amounts<'r>(resources: impl Iterator<Item = (&'r ResourceName, u64)>) -> String {
+    let text =
+        |(name, amount): (&ResourceName, u64)| format!("{name} {}", format_amount(name.as_str(), amount));
+    resources.map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// What a queue is entitled to as its object says.
+fn entitled(queue: &QueueView) -> String {
+    if queue.deserved.is_empty() {
+        format!("weight {}", queue.weight)
+    } else {
+        amounts(queue.deserved.iter())
+    }
+}
+
+fn queue_list(queues: &[QueueView], wide: bool) -> String {
+    let mut headers = vec![
+        "NAME",
+        "PARENT",
+        "PRIORITY",
+        "STATE",
+        "GPUS",
+        "CPU",
+        "MEMORY",
+        "DESERVED",
+        "SHARE",
+        "GUARANTEE",
+    ];
+    headers.extend(["PENDING", "INQUEUE", "RUNNING", "ENDED"]);
+    if wide {
+        headers.extend(["CAPABILITY", "ALLOCATED", "RECLAIMABLE", "DEQUEUE"]);
+    }
+    let has_problems = queues.iter().any(|queue| queue.problem.is_some());
+    headers.extend(has_problems.then_some("SET ASIDE BECAUSE"));
     let row = |queue: &QueueView| {
-        vec![
+        let mut row = vec![
             queue.name.to_string(),
+            queue.parent.as_ref().map_or_else(String::new, ToString::to_string),
             queue.priority.to_string(),
             if queue.open { "Open" } else { "Closed" }.to_owned(),
             used_of(queue, NVIDIA_GPU),
             used_of(queue, CPU),
             used_of(queue, MEMORY),
+            entitled(queue),
+            amounts(queue.share.iter().filter(|(name, _)| name.is_device())),
+            amounts(queue.guarantee.iter()),
             queue.pending.to_string(),
             queue.inqueue.to_string(),
             queue.running.to_string(),
             queue.completed.to_string(),
-        ]
+        ];
+        if wide {
+            row.extend([
+                amounts(queue.capability.iter()),
+                amounts(queue.allocated.iter()),
+                if queue.reclaimable { "yes" } else { "no" }.to_owned(),
+                match queue.dequeue {
+                    Dequeue::Fifo => "fifo",
+                    Dequeue::Traverse => "traverse",
+                }
+                .to_owned(),
+            ]);
+        }
+        row.extend(has_problems.then(|| queue.problem.clone().unwrap_or_default()));
+        row
     };
     list(&headers, queues.iter().map(row).collect())
+}
+
+fn policy_list(policies: &[QueuePolicySpec]) -> String {
+    let headers =
+        ["NAME", "NAMESPACES", "MINIMUM RUN", "HOLD AFTER", "STARTUP", "DEFAULT RUN", "MAXIMUM RUN"];
+    let time = |time: Option<Millis>| time.map_or_else(String::new, |time| time.to_string());
+    let row = |policy: &QueuePolicySpec| {
+        let namespaces = match policy.namespaces.as_deref() {
+            None => "all".to_owned(),
+            Some([]) => "none".to_owned(),
+            Some(namespaces) => namespaces.join(", "),
+        };
+        vec![
+            policy.name.to_string(),
+            namespaces,
+            time(Some(policy.minimum_run_ms)),
+            time(policy.hold_after_ms),
+            time(policy.startup_deadline_ms),
+            time(policy.default_run_ms),
+            time(policy.maximum_run_ms),
+        ]
+    };
+    list(&headers, policies.iter().map(row).collect())
 }
 
 /// Devices of all kinds that the gang's pods ask for.
@@ -273,6 +355,47 @@ mod tests {
         assert_eq!(kept(&["gangs", "llm", "none"]).unwrap_err(), "there is no gang none in namespace team");
         assert_eq!(kept(&["gangs", "llm", "-n", "b"]).unwrap_err(), "there is no gang llm in namespace b");
         assert_eq!(kept(&["nodes", "n9"]).unwrap_err(), "there is no node n9");
+    }
+
+    fn queue(json: &str) -> QueueView {
+        let rest = r#""priority":0,"open":true,"charged":{"amounts":[]},"pending":1,"inqueue":2,"running":3,"completed":4"#;
+        serde_json::from_str(&format!("{{{json},{rest}}}")).unwrap()
+    }
+
+    #[test]
+    fn queues_show_their_place_and_what_they_are_entitled_to() {
+        let gpus = |amount| format!(r#"{{"amounts":[["nvidia.com/gpu",{amount}]]}}"#);
+        let team = format!(
+            r#""name":"team","parent":"top","weight":3,"capability":{},"allocated":{},"share":{},"guarantee":{}"#,
+            gpus(8),
+            gpus(4),
+            gpus(6),
+            gpus(2)
+        );
+        let other = r#""name":"other","weight":1,"capability":{"amounts":[]},"allocated":{"amounts":[]},"dequeue":"Fifo",
+            "deserved":{"amounts":[["cpu",1500],["nvidia.com/gpu",5]]},"problem":"deserved: too much""#;
+        let narrow = queue_list(&[queue(&team)], false);
+        let words: Vec<Vec<&str>> = narrow.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words[0][7..10], ["DESERVED", "SHARE", "GUARANTEE"]);
+        let row = ["team", "top", "0", "Open", "4/8", "0", "0", "weight", "3", "nvidia.com/gpu", "6"];
+        assert_eq!(words[1][..11], row);
+        assert_eq!(words[1][11..], ["nvidia.com/gpu", "2", "1", "2", "3", "4"]);
+        let wide = queue_list(&[queue(&team), queue(other)], true);
+        assert!(wide.contains("SET ASIDE BECAUSE") && wide.contains("deserved: too much"), "{wide}");
+        assert!(wide.contains("cpu 1.5, nvidia.com/gpu 5") && wide.contains("fifo"), "{wide}");
+    }
+
+    #[test]
+    fn policies_show_who_may_use_a_queue_and_its_times() {
+        let mut policy = QueuePolicySpec::new("red".into());
+        policy.namespaces = Some(vec!["a".into(), "b".into()]);
+        policy.maximum_run_ms = Some(Millis(3_600_000));
+        let none = QueuePolicySpec { namespaces: Some(Vec::new()), ..QueuePolicySpec::new("shut".into()) };
+        let text = policy_list(&[policy, QueuePolicySpec::new("open".into()), none]);
+        let rows: Vec<Vec<&str>> =
+            text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["red", "a,", "b", "0", "ms", "3600", "s"]);
+        assert_eq!((rows[1][1], rows[2][1]), ("all", "none"));
     }
 
     #[test]

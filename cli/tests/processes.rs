@@ -241,7 +241,7 @@ fn wrong_documents_are_named_by_line_and_the_others_are_applied() {
     let expected = "\
 <stdin>:14: error: spec.capability[nvidia.com/gpu]: \"many\" is not a quantity such as 2, 500m, 1.5, 16Gi or 1e3
 <stdin>:17: error: kind: PyTorchJob (kubeflow.org/v1) needs its operator and a Kubernetes cluster; standalone mode \
-serves Queue, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node
+serves Queue, QueuePolicy, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node
 <stdin>:26: warning: spec.colour: unknown field, ignored
 ";
     assert_eq!(printed.err, expected);

@@ -122,6 +122,9 @@ impl QueuePolicySpec {
 pub struct ShownQueue {
     /// Sum of what its pods hold, without what is zero.
     pub allocated: Resources,
+    /// What is set aside for it and not used, without what is zero.
+    #[serde(default)]
+    pub reservation: Resources,
     /// Gangs that wait for quota.
     pub pending: u64,
     /// Gangs admitted and not running.

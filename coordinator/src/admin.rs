@@ -6,6 +6,7 @@ mod explain;
 mod limits;
 mod objects;
 mod pods;
+mod queues;
 
 use std::fmt::Display;
 use std::net::IpAddr;

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use phalanx_common::ids::{ClusterId, PodUid};
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
@@ -97,6 +97,9 @@ pub struct Metadata {
     pub creation: Time,
     /// When its deletion was asked for; it stays until it is finalized.
     pub deletion: Option<Time>,
+    /// Time that its deletion gives it to end, where the deletion says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deletion_grace: Option<Millis>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
     /// Annotations.

@@ -7,19 +7,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use phalanx_common::gang::{Blocker, GangPolicy, GangSpec, PodBinding, PodPolicy, PodSpec};
+use phalanx_common::gang::{Blocker, GangSpec, PodBinding, PodSpec};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::planted::{self, Bug};
-use phalanx_common::queue::{PriorityClassSpec, QueueSpec};
+use phalanx_common::queue::PriorityClassSpec;
+use phalanx_common::units::Time;
 use phalanx_core::event::{Event, NodeSpec, Outcome};
 
 use crate::api::store::{node_name, phase};
 use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
 use crate::jobs::named_group;
-use crate::manifest::group::{read_node, read_pod_group, read_queue, read_stored_priority};
+use crate::manifest::group::{read_node, read_pod_group, read_stored_priority};
 use crate::manifest::names::{
-    EXACTNESS, GPU_UUIDS, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM, parse_run_for,
-    parse_switch, shared_text,
+    EVICTION_AT, EXACTNESS, GPU_UUIDS, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM,
+    parse_run_for, parse_switch, shared_text,
 };
 use crate::manifest::pod::read_pod;
 use crate::manifest::reader::{Cursor, Sink};
@@ -30,6 +31,8 @@ pub mod claims;
 mod lone;
 mod other;
 pub mod plan;
+mod policy;
+mod queue;
 mod reading;
 pub mod status;
 
@@ -70,23 +73,15 @@ pub fn event_of_change(reading: &Reading, change: &Change) -> Converted {
 #[must_use]
 pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
     match object.kind {
-        Kind::Queue => read_whole(object, |spec, sink| {
-            let queue = read_queue(Some(spec), sink);
-            Event::QueueApplied(QueueSpec {
-                priority: queue.priority,
-                capability: queue.capability,
-                open: queue_is_open(object),
-                shown: Some(status::shown_queue(&object.status)),
-                ..QueueSpec::new(QueueName::from(object.metadata.name.as_str()))
-            })
-        }),
+        Kind::Queue => queue::queue(object),
+        Kind::QueuePolicy => queue::policy(object),
         Kind::PriorityClass => read_whole(object, |spec, sink| {
             let priority = read_stored_priority(spec, sink);
             Event::PriorityClassApplied(PriorityClassSpec {
                 name: Arc::from(object.metadata.name.as_str()),
                 value: priority.value,
                 global_default: priority.global_default,
-                preempts: true,
+                preempts: !priority.never_preempts,
             })
         }),
         Kind::Node => read_whole(object, |spec, sink| {
@@ -100,7 +95,13 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
                 ready: node.ready,
             })
         }),
-        Kind::PodGroup => read_whole(object, |spec, sink| Event::GangApplied(gang(object, spec, sink))),
+        Kind::PodGroup => {
+            let mut warnings = Vec::new();
+            let mut converted =
+                read_whole(object, |spec, sink| Event::GangApplied(gang(object, spec, sink, &mut warnings)));
+            converted.warnings.append(&mut warnings);
+            converted
+        }
         Kind::Pod => pod_event(reading, object),
         Kind::PodDisruptionBudget => budget::budget(object),
         Kind::Job | Kind::GangPlan => Converted::default(),
@@ -115,6 +116,7 @@ pub fn event_of_deletion(key: &ObjectKey, uid: &str) -> Option<Event> {
     let name = key.name.as_str();
     match key.kind {
         Kind::Queue => Some(Event::QueueDeleted(QueueName::from(name))),
+        Kind::QueuePolicy => Some(Event::QueuePolicyDeleted(QueueName::from(name))),
         Kind::PriorityClass => Some(Event::PriorityClassDeleted(Arc::from(name))),
         Kind::Node => Some(Event::NodeDeleted(NodeName::from(name))),
         Kind::PodGroup => Some(Event::GangDeleted(GangName::new(&key.namespace, name))),
@@ -164,9 +166,10 @@ fn problems(key: &ObjectKey, sink: &Sink) -> Vec<String> {
         .collect()
 }
 
-fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink) -> GangSpec {
+fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink, warnings: &mut Vec<String>) -> GangSpec {
     let group = read_pod_group(Some(spec), sink);
     let shared = |text: String| Arc::<str>::from(text);
+    let policy = policy::of_gang(object, &group, warnings);
     GangSpec {
         name: GangName::new(&object.metadata.namespace, &object.metadata.name),
         uid: Arc::from(object.metadata.uid.as_str()),
@@ -183,7 +186,7 @@ fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink) -> GangSpec {
         mixed_gpu_models: object
             .annotation(MIXED_GPU_MODELS)
             .is_some_and(|text| parse_switch(text) == Ok(true)),
-        policy: GangPolicy::default(),
+        policy,
         shown: Some(status::shown_gang(&object.status)),
     }
 }
@@ -197,6 +200,11 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
     let tree = tree_of_spec(object);
     let mut sink = Sink::new("");
     let pod = read_pod(&Cursor::root(&tree, "spec"), &mut sink);
+    let metadata = &object.metadata;
+    let task = object.annotation(TASK_SPEC).or_else(|| metadata.labels.get(TASK_SPEC).map(String::as_str));
+    let task = task.unwrap_or(DEFAULT_TASK);
+    let (binding, mut warnings) = binding_of_pod(object);
+    let policy = policy::of_pod(object, &pod, task, &mut warnings);
     let mut blockers = pod.blockers;
     let claims = if reading.has_volumes() {
         claims::claims_of(pod.claims, &object.metadata.name)
@@ -216,14 +224,11 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
             None
         }
     };
-    let (binding, warnings) = binding_of_pod(object);
-    let metadata = &object.metadata;
-    let task = object.annotation(TASK_SPEC).or_else(|| metadata.labels.get(TASK_SPEC).map(String::as_str));
     let spec = PodSpec {
         uid: PodUid::from(metadata.uid.as_str()),
         name: GangName::new(&metadata.namespace, &metadata.name),
         gang: GangName::new(&metadata.namespace, group),
-        task: Arc::from(task.unwrap_or(DEFAULT_TASK)),
+        task: Arc::from(task),
         request: pod.request,
         node_selector: shared_text(&pod.node_selector),
         constraints: pod.constraints,
@@ -236,12 +241,12 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
         deleting: metadata.deletion.is_some(),
         term: object.annotation(TERM).map_or(0, term_counter),
         group_uid: Arc::from(object.annotation(POD_GROUP_UID).unwrap_or_default()),
-        policy: PodPolicy::default(),
+        policy,
     };
     let event = match named {
         Some(_) => Event::PodApplied(Box::new(spec)),
         None => {
-            let gang = lone::gang_of(object, &spec, pod.priority_class.as_deref());
+            let gang = lone::gang_of(object, &spec, pod.priority_class.as_deref(), &mut warnings);
             Event::LonePodApplied { gang: Box::new(gang), pod: Box::new(spec) }
         }
     };
@@ -290,6 +295,12 @@ pub fn bind_annotations(
 #[must_use]
 pub fn fence_annotations(term: Term) -> BTreeMap<String, Option<String>> {
     BTreeMap::from([(TERM.to_owned(), Some(term_text(term)))])
+}
+
+/// Annotation of a pod that will be evicted then, so that what runs in it can write a checkpoint.
+#[must_use]
+pub fn announcement(at: Time) -> BTreeMap<String, Option<String>> {
+    BTreeMap::from([(EVICTION_AT.to_owned(), Some(status::format_time(at)))])
 }
 
 /// The counter of a term; one that cannot be read is nobody's.

@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, watch};
 pub use self::input::{Input, Inputs, Question, Senders, channels};
 use crate::agents::{AgentInput, NotSent, Outbox};
 use crate::clock::Clock;
+use crate::convert::status::format_time;
 use crate::metrics::Metrics;
 use crate::progress::{Narrator, Progress, Subject};
 use crate::recorder::{Record, Recorder};
@@ -188,7 +189,7 @@ impl Driver {
                 true
             }
             Input::Outcome(event) => {
-                self.apply(event);
+                self.apply(*event);
                 true
             }
             Input::Agent(input) => {
@@ -295,6 +296,11 @@ impl Driver {
                 if self.sessions.send(session, &node, *message).is_err() {
                     self.parts.metrics.unsent.inc();
                 }
+            }
+            Command::RecordPromise { gang, made, expected, started } => {
+                let started = started.map_or_else(|| "not by its hold".to_owned(), format_time);
+                let (made, expected) = (format_time(made), format_time(expected));
+                tracing::info!(%gang, made, expected, started, "what came of a start that was promised");
             }
             Command::Warn { message } => tracing::warn!("{message}"),
             command => self.backlog.push_back(Action { id: action.id, command }),

@@ -11,7 +11,10 @@ pub mod group;
 pub mod job;
 pub mod names;
 pub mod pod;
+pub mod policy;
+pub mod queue;
 pub mod reader;
+pub mod selector;
 mod shape;
 pub mod tree;
 

@@ -175,11 +175,13 @@ impl Default for Metrics {
 }
 
 /// Names of the events.
-const EVENTS: [&str; 25] = [
+const EVENTS: [&str; 27] = [
     "Started",
     "TermRaised",
     "QueueApplied",
     "QueueDeleted",
+    "QueuePolicyApplied",
+    "QueuePolicyDeleted",
     "PriorityClassApplied",
     "PriorityClassDeleted",
     "NodeApplied",
@@ -203,9 +205,9 @@ const EVENTS: [&str; 25] = [
     "PodRead",
 ];
 /// Names of the commands that go to agents or people.
-const TOLD: [&str; 2] = ["Send", "Warn"];
+const TOLD: [&str; 3] = ["Send", "RecordPromise", "Warn"];
 /// Names of the commands that write to the API or read from it.
-const WRITES: [&str; 9] = [
+const WRITES: [&str; 10] = [
     "RaiseTerm",
     "WritePlan",
     "DeletePlan",
@@ -213,6 +215,7 @@ const WRITES: [&str; 9] = [
     "FenceWrite",
     "ReadPod",
     "Evict",
+    "AnnounceEviction",
     "SetGangStatus",
     "SetQueueStatus",
 ];
@@ -360,8 +363,10 @@ pub const fn command_name(command: &Command) -> &'static str {
         Command::FenceWrite { .. } => "FenceWrite",
         Command::ReadPod { .. } => "ReadPod",
         Command::Evict { .. } => "Evict",
+        Command::AnnounceEviction { .. } => "AnnounceEviction",
         Command::SetGangStatus { .. } => "SetGangStatus",
         Command::SetQueueStatus { .. } => "SetQueueStatus",
+        Command::RecordPromise { .. } => "RecordPromise",
         Command::Warn { .. } => "Warn",
     }
 }

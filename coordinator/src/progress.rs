@@ -8,6 +8,8 @@ use phalanx_common::units::Time;
 use phalanx_core::action::{Command, GangPhase};
 use serde::Serialize;
 
+use crate::convert::status::format_time;
+
 /// Entries kept; older ones are forgotten.
 const KEPT: usize = 1000;
 
@@ -102,6 +104,10 @@ impl Narrator {
             }
             Command::Evict { name, cause, .. } => {
                 progress.add(at, Subject::Pod, name, format!("evicted: {cause}"));
+            }
+            Command::AnnounceEviction { name, at: then, cause, .. } => {
+                let text = format!("told that it will be evicted at {}: {cause}", format_time(*then));
+                progress.add(at, Subject::Pod, name, text);
             }
             Command::Warn { message } => progress.add(at, Subject::Coordinator, "", message.clone()),
             _ => {}

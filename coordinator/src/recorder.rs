@@ -59,7 +59,7 @@ pub struct RecorderError {
 /// To the thread.
 enum Job {
     /// Write it.
-    Record(Record),
+    Record(Box<Record>),
     /// Begin a new part, which goes on where the one before ended, or does not.
     Part { at: Time, core: Box<Core>, continues: bool },
 }
@@ -140,7 +140,7 @@ impl Recorder {
     pub async fn record_patiently(&mut self, record: Record) {
         if self.gap.is_none()
             && let Some(queue) = &self.queue
-            && queue.send(Job::Record(record)).await.is_err()
+            && queue.send(Job::Record(Box::new(record))).await.is_err()
         {
             self.queue = None;
         }
@@ -151,7 +151,7 @@ impl Recorder {
     pub fn record(&mut self, record: impl FnOnce() -> Record) {
         let Some(queue) = self.queue.as_ref().filter(|_| self.gap.is_none()) else { return };
         let error = match queue.try_reserve() {
-            Ok(place) => return place.send(Job::Record(record())),
+            Ok(place) => return place.send(Job::Record(Box::new(record()))),
             Err(error) => error,
         };
         match error {

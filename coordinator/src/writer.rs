@@ -27,7 +27,7 @@ use self::plans::{LastWrites, RefusalsSaid};
 use self::pool::{GIVES_WAY, Pool, Subject};
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use crate::clock::Clock;
-use crate::convert::status::{pod_group_status, queue_status};
+use crate::convert::status::{format_time, pod_group_status, queue_status};
 use crate::convert::{self, Reading, outcome_of};
 use crate::kubernetes::events::Evicted;
 use crate::metrics::{Metrics, command_name, outcome_name};
@@ -207,7 +207,7 @@ impl<A: Api> Worker<A> {
             Command::RaiseTerm { above } => Some(self.raise_term(above).await),
             Command::FenceWrite { pod, name, term } => Some(self.fence(action, &pod, &name, term).await),
             Command::ReadPod { pod, name } => Some(self.read_pod(action, &pod, &name).await),
-            Command::Send { .. } | Command::Warn { .. } => {
+            Command::Send { .. } | Command::RecordPromise { .. } | Command::Warn { .. } => {
                 tracing::debug!("an action that is no write came to the writer");
                 None
             }
@@ -245,6 +245,13 @@ impl<A: Api> Worker<A> {
                 }
                 Ok(())
             }
+            Command::AnnounceEviction { pod, name, at, cause } => {
+                tracing::info!(pod = %name, at = %format_time(at), %cause, "the pod is told that it will be evicted");
+                let preconditions = Preconditions::uid(pod.as_str());
+                let annotations = convert::announcement(at);
+                self.mutate(Mutation::PatchAnnotations { key: pod_key(&name), preconditions, annotations })
+                    .await
+            }
             Command::SetGangStatus { gang, uid, status } => {
                 let key = ObjectKey::new(Kind::PodGroup, &gang.namespace, &gang.name);
                 let now = self.clock.now();
@@ -260,6 +267,7 @@ impl<A: Api> Worker<A> {
             | Command::DeletePlan { .. }
             | Command::FenceWrite { .. }
             | Command::ReadPod { .. }
+            | Command::RecordPromise { .. }
             | Command::Warn { .. } => Ok(()),
         }
     }

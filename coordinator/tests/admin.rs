@@ -125,6 +125,95 @@ async fn queues_in_use_and_the_default_queue_stay() {
     stop(coordinator).await;
 }
 
+/// Queues of these names and specs.
+fn queues(specs: &[(&str, &str)]) -> String {
+    let text = |(name, spec): &(&str, &str)| {
+        format!(
+            "apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {{name: {name}}}\nspec: {{{spec}}}\n"
+        )
+    };
+    specs.iter().map(text).collect::<Vec<_>>().join("---\n")
+}
+
+/// What an apply was refused for.
+async fn refusals(coordinator: &impl support::Served, text: &str) -> Vec<String> {
+    let answer = apply(coordinator, text).await;
+    let diagnostics = answer["diagnostics"].as_array().unwrap();
+    diagnostics.iter().map(|diagnostic| diagnostic["message"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queues_that_break_the_tree_are_refused_and_those_with_others_below_them_stay() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    // Below a parent that comes later in the same text.
+    apply_ok(&coordinator, &queues(&[("b", "parent: a"), ("a", "parent: root"), ("c", "parent: b")])).await;
+    let lost = queues(&[("lost", "parent: nowhere"), ("with-it", "parent: lost"), ("fine", "parent: c")]);
+    assert_eq!(
+        refusals(&coordinator, &lost).await,
+        [
+            "Queue lost: spec.parent: queue nowhere does not exist: apply it first, or in the same file",
+            "Queue with-it: spec.parent: queue lost does not exist: apply it first, or in the same file",
+        ]
+    );
+    assert_eq!(
+        refusals(&coordinator, &queues(&[("a", "parent: c")])).await,
+        ["Queue a: spec.parent: is c, which is below it: c > b > a"]
+    );
+    let deep = queues(&[("d4", "parent: c"), ("d5", "parent: d4"), ("d6", "parent: d5")]);
+    assert_eq!(
+        refusals(&coordinator, &deep).await,
+        ["Queue d6: spec.parent: is d5, which puts it 6 levels below root; at most 5 are allowed"]
+    );
+    // What would put a stored one too deep is refused too.
+    apply_ok(&coordinator, &queues(&[("top", "")])).await;
+    let refused = refusals(&coordinator, &queues(&[("a", "parent: top")])).await;
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].starts_with("Queue a: spec.parent: queue d5, which is below it, would be wrong"));
+    // Only queues without others below them take gangs.
+    apply_ok(&coordinator, &job("train", "top")).await;
+    let refused = refusals(&coordinator, &queues(&[("under", "parent: top")])).await;
+    let text = "Queue under: conflict: spec.parent: Queue top has gangs of its own (Job default/train), and a queue with \
+                others below it takes none: name another parent, or move the gangs first";
+    assert_eq!(refused, [text]);
+    for (name, text) in [
+        ("a", "conflict: Queue a has queues below it (b): delete them first"),
+        ("root", "conflict: Queue root is above all queues and cannot be deleted"),
+    ] {
+        let answer = ask(&coordinator, "DELETE", &format!("/v1/objects/queue/-/{name}"), None).await;
+        assert_eq!((answer.status, answer.error().as_str()), (409, text));
+    }
+    // In one text those below go first, whatever their order is.
+    let tree =
+        queues(&[("c", "parent: b"), ("d4", "parent: c"), ("d5", "parent: d4"), ("fine", "parent: c")]);
+    let answer = ask(&coordinator, "POST", "/v1/delete?file=test.yaml", Some(tree)).await.json();
+    assert_eq!(answer["ok"], true, "{answer:#}");
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queue_policies_are_applied_shown_and_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let policy = "apiVersion: phalanx.dev/v1alpha1\nkind: QueuePolicy\nmetadata: {name: red}\n\
+                  spec: {namespaces: [team], holdAfter: 5m}\n";
+    apply_ok(&coordinator, policy).await;
+    let state = get(&coordinator, "/v1/state").await.json();
+    let shown = (&state["policies"][0]["namespaces"], &state["policies"][0]["hold_after_ms"]);
+    assert_eq!(shown, (&json!(["team"]), &json!(300_000)));
+    let answer = ask(&coordinator, "DELETE", "/v1/objects/qpol/-/red", None).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let gone = async || get(&coordinator, "/v1/state").await.json()["policies"] == json!([]);
+    for _ in 0..100 {
+        if gone().await {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert!(gone().await);
+    stop(coordinator).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn delete_by_manifest_takes_users_before_their_queue() {
     let directory = tempfile::tempdir().unwrap();
@@ -148,8 +237,10 @@ const CLASS: &str =
 async fn several_files_are_deleted_in_parts_so_that_users_go_first() {
     let directory = tempfile::tempdir().unwrap();
     let coordinator = start(directory.path()).await;
-    let files =
-        [format!("{CLASS}---\n{QUEUE}"), format!("{}---\nkind: Nonsense\n", job("train", "research"))];
+    let files = [
+        format!("{CLASS}---\n{}", QUEUE.replace("weight: 1", "weight: 1, type: told")),
+        format!("{}---\nkind: Nonsense\n", job("train", "research")),
+    ];
     apply_ok(&coordinator, &files[0]).await;
     apply(&coordinator, &files[1]).await;
     let mut deleted = Vec::new();
@@ -276,7 +367,7 @@ async fn every_error_is_json_with_the_right_status() {
     for (method, path, status, text) in [
         ("GET", "/nothing", 404, "no such path \"/nothing\"; there are /healthz"),
         ("POST", "/v1/state", 405, "\"/v1/state\" does not answer POST"),
-        ("GET", "/v1/objects/gpu", 404, "no such kind \"gpu\"; there are Queue, PriorityClass"),
+        ("GET", "/v1/objects/gpu", 404, "no such kind \"gpu\"; there are Queue, QueuePolicy, PriorityClass"),
         ("GET", "/v1/objects/pod/-/a", 400, "a Pod has a namespace: write it instead of -"),
         ("GET", "/v1/objects/queue/a/b", 400, "a Queue has no namespace: write - instead of \"a\""),
         ("GET", "/v1/objects/pod/default/a", 404, "Pod default/a does not exist"),

@@ -307,10 +307,17 @@ fn case_116_a_stored_object_that_is_wrong_is_left_out_with_a_warning() {
             json!({ "capability": { "cpu": "1e309" } }),
             "Queue x: spec.capability.cpu: \"1e309\" is not at most 9223372036854775807; the object is left out",
         ),
+        // A share that is not known must not be taken for none, nor a place in the tree.
         (
             Kind::Queue,
-            json!({ "weight": 0 }),
-            "Queue x: spec.weight: must be between 1 and 65535, found 0; the object is left out",
+            json!({ "deserved": { "nvidia.com/gpu": "8x" } }),
+            "Queue x: spec.deserved[nvidia.com/gpu]: \"8x\" is not a quantity such as 2, 500m, 1.5, 16Gi or 1e3; the object is left out",
+        ),
+        (
+            Kind::Queue,
+            json!({ "parent": "Above" }),
+            "Queue x: spec.parent: must be lower case letters, digits, - and ., beginning and ending with a letter or \
+             digit, found \"Above\"; the object is left out",
         ),
         (
             Kind::PriorityClass,
@@ -488,6 +495,7 @@ fn quota_used() -> Reason {
         limit: 16,
         used: 12,
         asked: 8,
+        eviction: None,
     }
 }
 

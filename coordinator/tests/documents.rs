@@ -65,6 +65,14 @@ fn every_record_in_the_document_is_one_and_every_kind_has_an_example() {
 }
 
 #[test]
+fn the_example_of_queues_is_taken_without_a_warning() {
+    let text = document("queues.md");
+    let example = text.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let parsed = phalanx_coordinator::manifest::parse(example, "queues.md");
+    assert_eq!((parsed.objects.len(), parsed.diagnostics), (4, Vec::new()));
+}
+
+#[test]
 fn the_state_in_the_document_names_what_there_is() {
     let text = document("recording.md");
     let shortened: Vec<&str> =
@@ -91,7 +99,7 @@ fn every_metric_is_in_the_list_and_no_other() {
     for (what, _) in core.totals().kept {
         assert!(document.contains(&format!("`{what}`")), "{what}");
     }
-    for (name, count) in [("events", "25 kinds"), ("actions", "11 kinds")] {
+    for (name, count) in [("events", "27 kinds"), ("actions", "13 kinds")] {
         assert!(document.contains(count) && kinds(name).len().to_string() == count[..2], "{name}");
     }
 }

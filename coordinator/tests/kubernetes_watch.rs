@@ -117,6 +117,7 @@ impl User {
 fn example(kind: Kind) -> Value {
     match kind {
         Kind::Queue => json!({ "spec": { "capability": { "nvidia.com/gpu": "8" } } }),
+        Kind::QueuePolicy => json!({ "spec": { "namespaces": ["team"], "holdAfter": "5m" } }),
         Kind::PriorityClass => json!({ "value": 1000, "description": "x" }),
         Kind::Node => json!({ "spec": { "taints": [{ "key": "a", "effect": "NoSchedule" }] } }),
         Kind::PodGroup => json!({ "spec": { "minMember": 2 } }),
@@ -361,7 +362,7 @@ async fn objects_of_every_kind_are_read_cut_down_to_what_is_used() {
                 assert_eq!(object.spec, json!({ "accessModes": ["ReadWriteOncePod"] }));
                 assert_eq!(object.status, json!({ "phase": "Pending" }));
             }
-            Kind::Queue | Kind::PodGroup | Kind::PodDisruptionBudget => {
+            Kind::Queue | Kind::QueuePolicy | Kind::PodGroup | Kind::PodDisruptionBudget => {
                 assert!(object.spec.as_object().is_some_and(|spec| !spec.is_empty()), "{object:?}");
             }
         }

@@ -84,7 +84,7 @@ fn wrong_queues_say_what_is_allowed() {
     );
     refused(
         &queue("dequeueStrategy: lifo"),
-        "5: error: spec.dequeueStrategy: must be traverse or fifo, found \"lifo\"",
+        "5: error: spec.dequeueStrategy: must be fifo or traverse, found \"lifo\"",
     );
     refused(&queue("parent: [root]"), "5: error: spec.parent: must be text, found a list");
     refused(
@@ -104,7 +104,6 @@ fn wrong_queues_say_what_is_allowed() {
 
 #[test]
 fn queues_are_warned_about_what_surprises() {
-    warned(&queue("weight: 65535"), "5: warning: spec.weight: accepted, not honoured yet");
     warned(
         &queue("capability: {cpu: 0}"),
         "5: warning: spec.capability.cpu: 0 means no limit, as in Volcano; leave cpu out to say so",
@@ -127,15 +126,21 @@ fn queues_are_warned_about_what_surprises() {
     );
     warned(&queue("zzz: 1"), "5: warning: spec.zzz: unknown field, ignored");
     for (field, path) in [
-        ("deserved: {cpu: 1}", "deserved"),
-        ("guarantee: {resource: {cpu: 1}}", "guarantee"),
-        ("parent: root", "parent"),
-        ("dequeueStrategy: fifo", "dequeueStrategy"),
         ("affinity: {nodeGroupAffinity: {}}", "affinity"),
         ("extendClusters: [{name: a}]", "extendClusters"),
         ("type: x", "type"),
     ] {
         warned(&queue(field), &format!("5: warning: spec.{path}: accepted, not honoured yet"));
+    }
+    for field in [
+        "weight: 65535",
+        "deserved: {cpu: 1}",
+        "guarantee: {resource: {cpu: 1}}",
+        "parent: root",
+        "dequeueStrategy: fifo",
+        "reclaimable: false",
+    ] {
+        assert_eq!(lines(&queue(field)), [""; 0], "{field}");
     }
     assert_eq!(lines(&queue("capability: {nvidia.com/gpu: 0, vendor.example/chip: 4}")), [""; 0]);
 }
@@ -167,8 +172,8 @@ fn wrong_pod_groups_say_what_is_allowed() {
         "5: warning: spec.networkTopology: accepted, not honoured yet",
     );
     warned(
-        &pod_group("subGroupPolicy: [{name: a}]"),
-        "5: warning: spec.subGroupPolicy: accepted, not honoured yet",
+        &pod_group("subGroupPolicy: [{name: a, networkTopology: {mode: hard}}]"),
+        "5: warning: spec.subGroupPolicy[0].networkTopology: accepted, not honoured yet",
     );
     warned(
         &pod_group("minMembers: 2"),
@@ -196,10 +201,7 @@ fn wrong_priority_classes_say_what_is_allowed() {
         "apiVersion: scheduling.k8s.io/v1\nkind: PriorityClass\nmetadata: {name: system-x}\nvalue: 1\n",
         "3: error: metadata.name: must not begin with system-, which Kubernetes keeps for itself",
     );
-    warned(
-        &priority("value: 1\npreemptionPolicy: Never"),
-        "5: warning: preemptionPolicy: accepted, not honoured yet",
-    );
+    assert_eq!(lines(&priority("value: 1\npreemptionPolicy: Never")), [""; 0]);
     let class = object(&priority("value: -5\nglobalDefault: true\ndescription: x"));
     assert_eq!(class.spec, serde_json::json!({ "value": -5, "globalDefault": true, "description": "x" }));
 }
@@ -267,7 +269,6 @@ fn jobs_are_warned_about_what_has_no_effect() {
         ("maxRetry: 3", "maxRetry"),
         ("ttlSecondsAfterFinished: 60", "ttlSecondsAfterFinished"),
         ("minSuccess: 1", "minSuccess"),
-        ("runningEstimate: 1h", "runningEstimate"),
         ("networkTopology: {mode: soft}", "networkTopology"),
     ] {
         warned(
@@ -528,7 +529,7 @@ fn names_may_be_missing_only_where_they_are_made() {
 fn kinds_and_versions_are_checked() {
     refused(
         "apiVersion: v1\nmetadata: {name: a}\n",
-        "1: error: kind: missing: must be one of Queue, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node",
+        "1: error: kind: missing: must be one of Queue, QueuePolicy, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node",
     );
     refused(
         "kind: Queue\nmetadata: {name: a}\n",
@@ -540,7 +541,7 @@ fn kinds_and_versions_are_checked() {
     );
     refused(
         "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n",
-        "2: error: kind: Deployment (apps/v1) is not served: standalone mode serves Queue, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node",
+        "2: error: kind: Deployment (apps/v1) is not served: standalone mode serves Queue, QueuePolicy, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node",
     );
     refused(
         "apiVersion: phalanx.dev/v1alpha1\nkind: GangPlan\nmetadata: {name: a}\n",
@@ -769,7 +770,7 @@ fn what_steers_a_terminal_is_shown_and_not_printed() {
     refused(
         "apiVersion: scheduling.volcano.sh/v1beta1\nkind: \"Qu\\n\\ne\\e[2Jue\"\nmetadata: {name: a}\n",
         "2: error: kind: Qu\\n\\ne\\u{1b}[2Jue (scheduling.volcano.sh/v1beta1) needs its operator and a Kubernetes \
-         cluster; standalone mode serves Queue, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node",
+         cluster; standalone mode serves Queue, QueuePolicy, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node",
     );
     assert_eq!(lines(&queue("\"a\\tb\": 1")), ["f.yaml:5: warning: spec.a\\tb: unknown field, ignored"]);
 }
@@ -781,7 +782,11 @@ fn errors(diagnostics: &[Diagnostic]) -> Vec<String> {
 
 /// A queue with as many fields that are unknown. One that is taken has a warning more: its weight is not honoured.
 fn queue_with_unknown(number: usize, weight: i32, unknown: usize) -> String {
-    let fields: String = (0..unknown).map(|at| format!(", field{at}: 1")).collect();
+    let mut fields: String = (0..unknown).map(|at| format!(", field{at}: 1")).collect();
+    if weight > 0 {
+        // One more, of a field that is known and has no effect.
+        fields += ", type: shared";
+    }
     format!(
         "---\napiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {{name: q{number}}}\n\
          spec: {{weight: {weight}{fields}}}\n"

@@ -130,6 +130,25 @@ async fn jobs_keep_their_templates_and_wrong_values_are_named() {
     let all: Value = serde_json::from_str(&servers.kubectl(&all).await.unwrap()).unwrap();
     assert_eq!(all["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]["f:plans"], json!({}), "{all}");
 
+    // What is below, equal, named on one side only, or null contradicts nothing.
+    for (name, spec) in [
+        (
+            "equal",
+            json!({"capability": {"cpu": "2", "nvidia.com/gpu": 8}, "deserved": {"cpu": "2000m", "nvidia.com/gpu": 8}}),
+        ),
+        (
+            "one-side",
+            json!({"capability": {"cpu": 4}, "deserved": {"memory": "1Gi"}, "guarantee": {"resource": {"pods": 3}}}),
+        ),
+        (
+            "null",
+            json!({"capability": null, "deserved": {"cpu": 1}, "guarantee": {"resource": null}, "parent": null}),
+        ),
+        ("two-ways", json!({"capability": {"cpu": "2"}, "deserved": {"cpu": 1}})),
+    ] {
+        let object = json!({"metadata": {"name": name}, "spec": spec});
+        create(&servers, "scheduling.volcano.sh/v1beta1", "Queue", object).await.unwrap();
+    }
     for (version, kind, spec, named) in [
         ("scheduling.volcano.sh/v1beta1", "Queue", json!({"weight": 0}), "spec.weight"),
         (
@@ -144,9 +163,29 @@ async fn jobs_keep_their_templates_and_wrong_values_are_named() {
             json!({"capability": {"cpu": "x"}}),
             "spec.capability.cpu",
         ),
+        (
+            "scheduling.volcano.sh/v1beta1",
+            "Queue",
+            json!({"parent": "wrong"}),
+            "spec.parent: a queue cannot be above itself",
+        ),
+        (
+            "scheduling.volcano.sh/v1beta1",
+            "Queue",
+            json!({"capability": {"nvidia.com/gpu": 8}, "deserved": {"nvidia.com/gpu": 9}}),
+            "spec.deserved: nvidia.com/gpu must be at most that of spec.capability",
+        ),
+        (
+            "scheduling.volcano.sh/v1beta1",
+            "Queue",
+            json!({"deserved": {"memory": "1Gi"}, "guarantee": {"resource": {"memory": "1025Mi"}}}),
+            "spec.guarantee: memory must be at most that of spec.deserved",
+        ),
         ("scheduling.volcano.sh/v1beta1", "PodGroup", json!({"minMember": -1}), "spec.minMember"),
         (batch, "Job", json!({"minSuccess": 0}), "spec.minSuccess"),
-        ("phalanx.dev/v1alpha1", "QueuePolicy", json!({"holdTime": "5 minutes"}), "spec.holdTime"),
+        ("phalanx.dev/v1alpha1", "QueuePolicy", json!({"holdTime": "5m"}), "spec.holdTime"),
+        ("phalanx.dev/v1alpha1", "QueuePolicy", json!({"namespaces": "team"}), "spec.namespaces"),
+        ("phalanx.dev/v1alpha1", "QueuePolicy", json!({"holdAfter": "5 minutes"}), "spec.holdAfter"),
     ] {
         let object = json!({"metadata": {"name": "wrong"}, "spec": spec});
         let refusal = create(&servers, version, kind, object).await.unwrap_err();

@@ -10,7 +10,7 @@ pub mod scheduling;
 pub mod shared;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps,
+    CustomResourceDefinition, JSONSchemaProps, ValidationRule,
 };
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
@@ -47,8 +47,10 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     for version in &mut pod_group.spec.versions {
         version.subresources = None;
     }
+    let mut queue = optional_spec(scheduling::Queue::crd());
+    add_queue_rules(&mut queue);
     vec![
-        optional_spec(scheduling::Queue::crd()),
+        queue,
         pod_group,
         optional_spec(batch::Job::crd()),
         phalanx::GangPlan::crd(),
@@ -68,6 +70,66 @@ fn make_spec_optional(definition: &mut CustomResourceDefinition) {
         if let Some(spec) = spec {
             set_empty_default(spec);
         }
+    }
+}
+
+/// Resources whose shares an API server compares. All of them would cost more than it allows for a rule, because a map
+/// has any number of entries; the coordinator compares the rest, and sets a queue aside that contradicts itself.
+const COMPARED: [&str; 3] = ["cpu", "memory", "nvidia.com/gpu"];
+/// A field of a queue's spec, and where its amounts stand.
+type Shares = (&'static str, &'static str);
+/// Amounts that must not be above other ones.
+const AT_MOST: [(Shares, Shares); 3] = [
+    (("deserved", "self.deserved"), ("capability", "self.capability")),
+    (("guarantee", "self.guarantee.resource"), ("deserved", "self.deserved")),
+    (("guarantee", "self.guarantee.resource"), ("capability", "self.capability")),
+];
+
+/// What a queue says must not contradict itself.
+fn add_queue_rules(definition: &mut CustomResourceDefinition) {
+    let parent = ValidationRule {
+        rule: "!has(self.spec) || !has(self.spec.parent) || self.spec.parent != self.metadata.name"
+            .to_owned(),
+        message: Some(
+            "spec.parent: a queue cannot be above itself: name another queue, or leave it out".to_owned(),
+        ),
+        ..ValidationRule::default()
+    };
+    let pairs =
+        AT_MOST.iter().flat_map(|(less, limit)| COMPARED.map(|resource| at_most(*less, *limit, resource)));
+    let shares: Vec<ValidationRule> = pairs.collect();
+    for version in &mut definition.spec.versions {
+        let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
+        let Some(schema) = schema else { continue };
+        schema.x_kubernetes_validations = Some(vec![parent.clone()]);
+        if let Some(spec) = schema.properties.as_mut().and_then(|properties| properties.get_mut("spec")) {
+            spec.x_kubernetes_validations = Some(shares.clone());
+        }
+    }
+}
+
+/// Numbers are compared with numbers, texts with texts: what is written in two ways is for the coordinator.
+fn at_most((name, less): Shares, (limit_name, limit): Shares, resource: &str) -> ValidationRule {
+    let there = |path: &str| {
+        let mut parts = path.match_indices('.').skip(1).map(|(at, _)| &path[..at]).collect::<Vec<_>>();
+        parts.push(path);
+        let has = parts.iter().map(|part| format!("has({part})")).collect::<Vec<_>>().join(" && ");
+        format!("{has} && '{resource}' in {path}")
+    };
+    let of = |path: &str| format!("{path}['{resource}']");
+    let (first, second) = (of(less), of(limit));
+    let are = |kind: &str| format!("type({first}) == {kind} && type({second}) == {kind}");
+    ValidationRule {
+        rule: format!(
+            "!({} && {}) || ({} ? int({first}) <= int({second}) : !({}) || !isQuantity({first}) || !isQuantity({second}) \
+             || quantity({first}).compareTo(quantity({second})) <= 0)",
+            there(less),
+            there(limit),
+            are("int"),
+            are("string"),
+        ),
+        message: Some(format!("spec.{name}: {resource} must be at most that of spec.{limit_name}")),
+        ..ValidationRule::default()
     }
 }
 

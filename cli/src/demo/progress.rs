@@ -214,6 +214,7 @@ pub mod tests {
             nodes: Vec::new(),
             pods_without_gang: Vec::new(),
             budgets: Vec::new(),
+            policies: Vec::new(),
         }
     }
 

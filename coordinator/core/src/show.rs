@@ -36,6 +36,7 @@ impl Core {
             nodes,
             pods_without_gang: self.pods_without_gang(),
             budgets: self.budgets.values().cloned().collect(),
+            policies: self.policies.values().cloned().collect(),
         }
     }
 

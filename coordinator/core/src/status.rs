@@ -206,6 +206,7 @@ fn shows_gang(shown: &ShownGang, written: &GangStatus) -> bool {
 
 fn shows_queue(shown: &ShownQueue, written: &QueueStatus) -> bool {
     shown.allocated == written.allocated
+        && shown.reservation == written.reservation
         && [shown.pending, shown.inqueue, shown.running, shown.completed]
             == [written.pending, written.inqueue, written.running, written.completed].map(u64::from)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName};
-use phalanx_common::queue::Dequeue;
+use phalanx_common::queue::{Dequeue, QueuePolicySpec};
 use phalanx_common::resources::Resources;
 use phalanx_common::topology::{GpuHealth, LinkClass};
 use phalanx_common::units::Time;
@@ -27,6 +27,9 @@ pub struct StateView {
     /// PodDisruptionBudgets, by namespace and name.
     #[serde(default)]
     pub budgets: Vec<DisruptionBudget>,
+    /// QueuePolicies, by the queue's name.
+    #[serde(default)]
+    pub policies: Vec<QueuePolicySpec>,
 }
 
 /// A pod without a gang.

@@ -37,7 +37,14 @@ enum Landed {
     /// The call is over, and each of its changes of plans has an answer.
     Changed(Vec<Result<(), ApiError>>),
     /// The call is over.
-    Over(Option<Event>),
+    Over(Option<Box<Event>>),
+}
+
+impl Landed {
+    /// The call is over, and this comes of it.
+    fn over(event: Event) -> Self {
+        Self::Over(Some(Box::new(event)))
+    }
 }
 
 impl World {
@@ -115,7 +122,7 @@ impl World {
                 self.launch(flight);
             }
             Landed::Changed(answers) => self.end_changes(&flight, fault, answers),
-            Landed::Over(event) => self.end_call(flight, fault, event),
+            Landed::Over(event) => self.end_call(flight, fault, event.map(|event| *event)),
         }
         self.api_changed();
     }
@@ -190,13 +197,13 @@ impl World {
         let id = flight.action.id;
         match flight.action.command.clone() {
             Command::RaiseTerm { above } => self.raise_term(flight.incarnation, above, fault),
-            Command::ReadPod { pod, name } => Landed::Over(Some(self.read_pod(id, &pod, &name, fault))),
+            Command::ReadPod { pod, name } => Landed::over(self.read_pod(id, &pod, &name, fault)),
             Command::FenceWrite { pod, name, term } => {
                 let event = self.fence(id, &pod, &name, term, fault);
                 if matches!(&event, Event::PodRead { pod: Some(pod), .. } if pod.binding.is_none()) {
                     self.fenced.insert(pod, flight.incarnation);
                 }
-                Landed::Over(Some(event))
+                Landed::over(event)
             }
             Command::WritePlan(_) | Command::DeletePlan { .. } => self.change_plans(flight),
             command => match self.mutation(command) {
@@ -204,10 +211,10 @@ impl World {
                 Ok(Mutation::UpdateStatus { key, status, .. })
                     if self.api.store.get(&key).is_ok_and(|stored| stored.status == status) =>
                 {
-                    Landed::Over(Some(done(id, &Ok(()))))
+                    Landed::over(done(id, &Ok(())))
                 }
                 Ok(mutation) => self.finish_call(id, flight, fault, mutation),
-                Err(error) => Landed::Over(Some(done(id, &Err::<(), _>(error)))),
+                Err(error) => Landed::over(done(id, &Err::<(), _>(error))),
             },
         }
     }
@@ -273,7 +280,7 @@ impl World {
         if matches!(flight.lane, Lane::Plans(_)) {
             return Self::plans_landed(flight, is_alive, answer.map(drop));
         }
-        Landed::Over(Some(done(id, &answer)))
+        Landed::over(done(id, &answer))
     }
 
     /// A coordinator has deleted a pod. Where it was not there, or was being deleted already, nothing came of it.
@@ -303,6 +310,11 @@ impl World {
             Command::Evict { pod, name, .. } => {
                 Mutation::Delete { key: pod_key(&name), preconditions: Preconditions::uid(pod.as_str()) }
             }
+            Command::AnnounceEviction { pod, name, at, .. } => Mutation::PatchAnnotations {
+                key: pod_key(&name),
+                preconditions: Preconditions::uid(pod.as_str()),
+                annotations: convert::announcement(at),
+            },
             Command::SetGangStatus { gang, uid, status } => {
                 let key = ObjectKey::new(Kind::PodGroup, &gang.namespace, &gang.name);
                 let before = self.api.store.get(&key)?;
@@ -328,7 +340,7 @@ impl World {
             let counter = self.api.raise_term(above);
             self.log.line(self.now, format_args!("api: term {counter}"));
             if fault.is_none() {
-                return Landed::Over(Some(Event::TermRaised { term: Term { counter, incarnation } }));
+                return Landed::over(Event::TermRaised { term: Term { counter, incarnation } });
             }
         }
         self.log.count(&format!("the term is tried again after {TERM_RETRY_MS} ms"));
@@ -370,8 +382,12 @@ fn lane_of(command: &Command) -> Lane {
         Command::Bind { pod, .. }
         | Command::FenceWrite { pod, .. }
         | Command::ReadPod { pod, .. }
-        | Command::Evict { pod, .. } => Lane::Pod(pod.clone()),
-        Command::RaiseTerm { .. } | Command::Send { .. } | Command::Warn { .. } => Lane::Term,
+        | Command::Evict { pod, .. }
+        | Command::AnnounceEviction { pod, .. } => Lane::Pod(pod.clone()),
+        Command::RaiseTerm { .. }
+        | Command::Send { .. }
+        | Command::RecordPromise { .. }
+        | Command::Warn { .. } => Lane::Term,
     }
 }
 

@@ -302,6 +302,12 @@ impl World {
                         self.send_to_agent(link, *message);
                     }
                 }
+                Command::RecordPromise { gang, expected, started, .. } => {
+                    self.log.line(
+                        self.now,
+                        format_args!("core: {gang} was to start at {}, started {started:?}", expected.0),
+                    );
+                }
                 Command::Warn { message } => {
                     self.log.line(self.now, format_args!("core warns: {message}"));
                 }
@@ -450,11 +456,13 @@ fn can_land_alone(flight: &Flight) -> bool {
         Command::Bind { .. }
         | Command::FenceWrite { .. }
         | Command::Evict { .. }
+        | Command::AnnounceEviction { .. }
         | Command::RaiseTerm { .. } => true,
         Command::ReadPod { .. }
         | Command::SetGangStatus { .. }
         | Command::SetQueueStatus { .. }
         | Command::Send { .. }
+        | Command::RecordPromise { .. }
         | Command::Warn { .. } => false,
     }
 }

@@ -165,6 +165,8 @@ names! {
     Command::FenceWrite { .. } => "command FenceWrite",
     Command::ReadPod { .. } => "command ReadPod",
     Command::Evict { .. } => "command Evict",
+    Command::AnnounceEviction { .. } => "command AnnounceEviction",
+    Command::RecordPromise { .. } => "command RecordPromise",
     Command::SetGangStatus { .. } => "command SetGangStatus",
     Command::SetQueueStatus { .. } => "command SetQueueStatus",
     Command::Warn { .. } => "command Warn",

@@ -206,6 +206,7 @@ impl Facts {
                         self.queue_status.remove(&key.name);
                     }
                     Kind::Node
+                    | Kind::QueuePolicy
                     | Kind::PriorityClass
                     | Kind::PodDisruptionBudget
                     | Kind::StorageClass

@@ -142,6 +142,7 @@ impl World {
     fn delete(&mut self, key: &ObjectKey) {
         self.log.count(match key.kind {
             Kind::Queue => "user deletes a queue",
+            Kind::QueuePolicy => "user deletes a queue policy",
             Kind::PriorityClass => "user deletes a priority class",
             Kind::Node => "user deletes a node",
             Kind::PodGroup => "user deletes a pod group",

@@ -449,10 +449,12 @@ impl World {
             Command::SetGangStatus { .. } | Command::SetQueueStatus { .. } => {
                 self.after(1, done(Outcome::Done));
             }
+            Command::RecordPromise { .. } => {}
             Command::Evict { .. }
             | Command::FenceWrite { .. }
             | Command::ReadPod { .. }
             | Command::RaiseTerm { .. }
+            | Command::AnnounceEviction { .. }
             | Command::Warn { .. } => panic!("nothing fails here: {:?}", action.command),
         }
     }

@@ -1,5 +1,6 @@
 //! Objects over HTTP: apply and delete by manifest, list, read, delete by name.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use super::queues::{self, Tree};
 use super::{AdminParts, Failure, Shared, Text};
 use crate::api::apply::apply_object;
 use crate::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
@@ -21,14 +23,10 @@ use crate::manifest::{self, Diagnostic, Parsed, Severity};
 const NO_NAMESPACE: &str = "-";
 /// Longest name of a file in a query.
 const MAX_FILE_NAME: usize = 4096;
-/// Gangs named in the text of a refusal.
-const NAMES_SHOWN: usize = 5;
 /// Texts that are read at once: more would take the processors from the agents.
 static READERS: Semaphore = Semaphore::const_new(2);
 /// How long a text's queues are kept for gangs that are deleted and still have to stop.
 const ENDING: Duration = Duration::from_secs(10);
-/// Pause between two looks at them.
-const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Deserialize)]
 pub(super) struct FileName {
@@ -60,6 +58,7 @@ impl Part {
             Kind::Job
             | Kind::Pod
             | Kind::PodGroup
+            | Kind::QueuePolicy
             | Kind::Node
             | Kind::GangPlan
             | Kind::PodDisruptionBudget
@@ -159,7 +158,12 @@ pub(super) async fn apply<A: Api>(
     check_file(&file)?;
     let parsed = parse(text?, &file).await?;
     let mut done = Done::new(parsed.objects.len(), parsed.diagnostics, &file);
+    let tree = Tree::of_text(&parts, &parsed.objects).await?;
     for (wanted, line) in parsed.objects.iter().zip(parsed.lines) {
+        if let Err(error) = tree.check(&parts, wanted).await {
+            done.failed(line, &wanted.key(), &error);
+            continue;
+        }
         match apply_object(&parts.api, wanted).await {
             Ok((object, change)) => done.applied.push(DoneObject::new(&object, change.as_str())),
             Err(error) => done.failed(line, &wanted.key(), &error),
@@ -183,12 +187,13 @@ pub(super) async fn delete_text<A: Api>(
     // Backwards, and what others name last.
     let mut named: Vec<(&Object, usize)> = parsed.objects.iter().zip(parsed.lines).rev().collect();
     named.retain(|(object, _)| part.is_none_or(|part| part == Part::of(object.kind)));
-    named.sort_by_key(|(object, _)| Part::of(object.kind));
+    let parents = queues::parents(&parsed.objects);
+    named.sort_by_key(|(object, _)| (Part::of(object.kind), Reverse(queues::depth(object, &parents))));
     let limit = Instant::now() + ENDING;
     for (object, line) in named {
         let key = object.key();
         if key.kind == Kind::Queue {
-            wait_for_users(&parts, &key, limit).await?;
+            queues::wait_for_users(&parts, &key, limit).await?;
         }
         match remove(&parts, &key).await {
             Ok(object) => done.applied.push(DoneObject::new(&object, "deleted")),
@@ -252,7 +257,7 @@ pub(super) async fn delete<A: Api>(
 
 async fn remove<A: Api>(parts: &AdminParts<A>, key: &ObjectKey) -> Result<Arc<Object>, ApiError> {
     match key.kind {
-        Kind::Queue => check_queue(parts, key).await?,
+        Kind::Queue => queues::check_deletion(parts, key).await?,
         Kind::GangPlan => {
             return Err(ApiError::Conflict(format!(
                 "{key} records where gangs are placed and is the coordinator's own: delete the gang instead"
@@ -261,73 +266,4 @@ async fn remove<A: Api>(parts: &AdminParts<A>, key: &ObjectKey) -> Result<Arc<Ob
         _ => {}
     }
     parts.api.mutate(Mutation::Delete { key: key.clone(), preconditions: Preconditions::default() }).await
-}
-
-/// A queue that is in use stays.
-async fn check_queue<A: Api>(parts: &AdminParts<A>, key: &ObjectKey) -> Result<(), ApiError> {
-    if key.name == parts.default_queue {
-        return Err(ApiError::Conflict(format!(
-            "{key} is the queue of gangs that name none and cannot be deleted"
-        )));
-    }
-    let users = users_of(parts, key).await?;
-    let names: Vec<&str> = users.iter().take(NAMES_SHOWN).map(|user| user.name.as_str()).collect();
-    let names = names.join(", ");
-    match users.len() {
-        0 => Ok(()),
-        1 => Err(ApiError::Conflict(format!("{key} is used by 1 gang ({names}): delete it first"))),
-        count => {
-            let more = if count > NAMES_SHOWN { " and more" } else { "" };
-            let text = format!("{key} is used by {count} gangs ({names}{more}): delete them first");
-            Err(ApiError::Conflict(text))
-        }
-    }
-}
-
-/// Waits while all gangs of a queue are about to be gone.
-async fn wait_for_users<A: Api>(
-    parts: &AdminParts<A>,
-    queue: &ObjectKey,
-    limit: Instant,
-) -> Result<(), ApiError> {
-    loop {
-        let users = users_of(parts, queue).await?;
-        if users.is_empty() || users.iter().any(|user| !user.ending) || Instant::now() >= limit {
-            return Ok(());
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
-}
-
-/// A gang of a queue, by the object that people know.
-struct User {
-    name: String,
-    /// It was deleted and still has to stop.
-    ending: bool,
-}
-
-async fn users_of<A: Api>(parts: &AdminParts<A>, queue: &ObjectKey) -> Result<Vec<User>, ApiError> {
-    let uses =
-        |object: &&Arc<Object>| object.spec.get("queue").and_then(Value::as_str) == Some(queue.name.as_str());
-    let (jobs, _) = parts.api.list(Some(Kind::Job)).await?;
-    let mut users: Vec<User> =
-        jobs.iter().filter(uses).map(|job| User { name: job.key().to_string(), ending: false }).collect();
-    let (groups, _) = parts.api.list(Some(Kind::PodGroup)).await?;
-    for group in groups.iter().filter(uses) {
-        match &group.metadata.owner {
-            None => users.push(User { name: group.key().to_string(), ending: false }),
-            Some(owner) if owner.kind == Kind::Pod => {
-                let pod = ObjectKey::new(Kind::Pod, &group.metadata.namespace, &owner.name);
-                let ending = match parts.api.get(&pod).await {
-                    Ok(pod) => pod.metadata.deletion.is_some(),
-                    Err(ApiError::NotFound(_)) => true,
-                    Err(error) => return Err(error),
-                };
-                users.push(User { name: pod.to_string(), ending });
-            }
-            // The same gang as its job.
-            Some(_) => {}
-        }
-    }
-    Ok(users)
 }

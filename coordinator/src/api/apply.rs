@@ -92,6 +92,7 @@ pub fn merge(stored: &Object, wanted: &Object) -> Result<Option<Object>, ApiErro
             merged.spec = wanted.spec.clone();
         }
         Kind::Queue
+        | Kind::QueuePolicy
         | Kind::PriorityClass
         | Kind::Node
         | Kind::PodGroup

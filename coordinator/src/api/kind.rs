@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Kind {
     /// `scheduling.volcano.sh/v1beta1` Queue, cluster-scoped.
     Queue,
+    /// `phalanx.dev/v1alpha1` QueuePolicy, cluster-scoped: what the Queue of the same name has no field for.
+    QueuePolicy,
     /// `scheduling.k8s.io/v1` PriorityClass, cluster-scoped.
     PriorityClass,
     /// `v1` Node, cluster-scoped.
@@ -34,8 +36,9 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Queue,
+        Self::QueuePolicy,
         Self::PriorityClass,
         Self::Node,
         Self::PodGroup,
@@ -49,14 +52,23 @@ impl Kind {
     ];
 
     /// The kinds that standalone mode serves, in the order in which they are best applied.
-    pub const STANDALONE: [Self; 7] =
-        [Self::Queue, Self::PriorityClass, Self::Node, Self::PodGroup, Self::Job, Self::Pod, Self::GangPlan];
+    pub const STANDALONE: [Self; 8] = [
+        Self::Queue,
+        Self::QueuePolicy,
+        Self::PriorityClass,
+        Self::Node,
+        Self::PodGroup,
+        Self::Job,
+        Self::Pod,
+        Self::GangPlan,
+    ];
 
     /// Name as manifests write it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Queue => "Queue",
+            Self::QueuePolicy => "QueuePolicy",
             Self::PriorityClass => "PriorityClass",
             Self::Node => "Node",
             Self::PodGroup => "PodGroup",
@@ -75,6 +87,7 @@ impl Kind {
     pub const fn plural(self) -> &'static str {
         match self {
             Self::Queue => "queues",
+            Self::QueuePolicy => "queuepolicies",
             Self::PriorityClass => "priorityclasses",
             Self::Node => "nodes",
             Self::PodGroup => "podgroups",
@@ -96,7 +109,7 @@ impl Kind {
             Self::PriorityClass => "scheduling.k8s.io/v1",
             Self::Node | Self::Pod | Self::PersistentVolume | Self::PersistentVolumeClaim => "v1",
             Self::Job => "batch.volcano.sh/v1alpha1",
-            Self::GangPlan => "phalanx.dev/v1alpha1",
+            Self::QueuePolicy | Self::GangPlan => "phalanx.dev/v1alpha1",
             Self::PodDisruptionBudget => "policy/v1",
             Self::StorageClass => "storage.k8s.io/v1",
         }
@@ -107,7 +120,12 @@ impl Kind {
     pub const fn is_cluster_scoped(self) -> bool {
         matches!(
             self,
-            Self::Queue | Self::PriorityClass | Self::Node | Self::StorageClass | Self::PersistentVolume
+            Self::Queue
+                | Self::QueuePolicy
+                | Self::PriorityClass
+                | Self::Node
+                | Self::StorageClass
+                | Self::PersistentVolume
         )
     }
 
@@ -116,6 +134,7 @@ impl Kind {
     pub fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_lowercase().as_str() {
             "queue" | "queues" | "q" => Some(Self::Queue),
+            "queuepolicy" | "queuepolicies" | "qpol" => Some(Self::QueuePolicy),
             "priorityclass" | "priorityclasses" | "pc" => Some(Self::PriorityClass),
             "node" | "nodes" | "no" => Some(Self::Node),
             "podgroup" | "podgroups" | "pg" | "gang" | "gangs" => Some(Self::PodGroup),

@@ -434,7 +434,8 @@ fn fresh_status(kind: Kind) -> Value {
         Kind::Pod | Kind::PodGroup => json!({ "phase": "Pending" }),
         Kind::Queue => json!({ "state": "Open" }),
         Kind::Job => json!({ "state": { "phase": "Pending" } }),
-        Kind::PriorityClass
+        Kind::QueuePolicy
+        | Kind::PriorityClass
         | Kind::Node
         | Kind::GangPlan
         | Kind::PodDisruptionBudget

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::gang::{GangPolicy, GangSpec, PodSpec};
+use phalanx_common::gang::{GangSpec, PodSpec};
 use phalanx_common::ids::QueueName;
 
-use super::Reading;
+use super::{Reading, policy};
 use crate::api::Object;
 use crate::jobs::{is_bare, made_group_name, queue_of_pod};
 use crate::manifest::names::{MIXED_GPU_MODELS, parse_switch};
@@ -22,7 +22,19 @@ pub(super) fn gang_name(reading: &Reading, pod: &Object) -> Option<String> {
 }
 
 /// Its gang, as its PodGroup will say it.
-pub(super) fn gang_of(object: &Object, pod: &PodSpec, priority_class: Option<&str>) -> GangSpec {
+pub(super) fn gang_of(
+    object: &Object,
+    pod: &PodSpec,
+    priority_class: Option<&str>,
+    warnings: &mut Vec<String>,
+) -> GangSpec {
+    // Bound, it has been said, as by the pod itself.
+    let mut unread = Vec::new();
+    let policy = policy::of_object(object, &mut unread);
+    if pod.binding.is_none() {
+        let new: Vec<String> = unread.into_iter().filter(|warning| !warnings.contains(warning)).collect();
+        warnings.extend(new);
+    }
     GangSpec {
         name: pod.gang.clone(),
         uid: GangSpec::lone_pod_uid(&pod.uid),
@@ -35,7 +47,7 @@ pub(super) fn gang_of(object: &Object, pod: &PodSpec, priority_class: Option<&st
         mixed_gpu_models: object
             .annotation(MIXED_GPU_MODELS)
             .is_some_and(|text| parse_switch(text) == Ok(true)),
-        policy: GangPolicy::default(),
+        policy,
         shown: None,
     }
 }

@@ -89,14 +89,24 @@ fn condition(previous: &Value, kind: &str, reason: &str, message: &str, now: Tim
     })
 }
 
-/// A queue's status. What is not the core's to decide is kept: its state, and whatever others keep there.
+/// A queue's status. What is not the core's to decide is kept: whether it is closed, and whatever others keep there. One
+/// that is closed is Closing as long as it has gangs.
 #[must_use]
 pub fn queue_status(previous: &Value, status: &QueueStatus) -> Value {
     let mut new = previous.as_object().cloned().unwrap_or_default();
-    if !new.get("state").is_some_and(Value::is_string) {
-        new.insert("state".to_owned(), json!("Open"));
-    }
+    let gangs = [status.pending, status.inqueue, status.running, status.completed].map(u64::from);
+    let state = match new.get("state").and_then(Value::as_str) {
+        Some(state) => closed_state(state, gangs.iter().sum()).unwrap_or(state),
+        None => "Open",
+    };
+    new.insert("state".to_owned(), json!(state));
     new.insert("allocated".to_owned(), resources_to_json(&status.allocated));
+    if !status.reservation.is_empty() || new.contains_key("reservation") {
+        // Nodes that somebody else has set aside stay.
+        let mut reservation = new.get("reservation").and_then(Value::as_object).cloned().unwrap_or_default();
+        reservation.insert("resource".to_owned(), resources_to_json(&status.reservation));
+        new.insert("reservation".to_owned(), Value::Object(reservation));
+    }
     let counts = [
         ("pending", status.pending),
         ("inqueue", status.inqueue),
@@ -106,6 +116,14 @@ pub fn queue_status(previous: &Value, status: &QueueStatus) -> Value {
     ];
     new.extend(counts.map(|(name, count)| (name.to_owned(), json!(count))));
     Value::Object(new)
+}
+
+/// What the state of a queue that is closed is to say with so many gangs; `None` for one that is not closed.
+fn closed_state(state: &str, gangs: u64) -> Option<&'static str> {
+    match state {
+        "Closed" | "Closing" => Some(if gangs == 0 { "Closed" } else { "Closing" }),
+        _ => None,
+    }
 }
 
 /// What of a PodGroup's status the core compares with what it decided. Whatever cannot be read differs from all that
@@ -130,21 +148,34 @@ pub fn shown_gang(status: &Value) -> ShownGang {
 /// The same of a queue's status.
 #[must_use]
 pub fn shown_queue(status: &Value) -> ShownQueue {
-    let mut allocated = Resources::new();
-    for (name, amount) in status.get("allocated").and_then(Value::as_object).into_iter().flatten() {
-        let Ok(name) = ResourceName::parse(name) else { continue };
-        let amount = amount.as_str().and_then(|text| parse_quantity(&name, text).ok());
-        if let Some(amount) = amount.filter(|amount| *amount > 0) {
-            allocated.set(name, amount);
-        }
-    }
-    ShownQueue {
-        allocated,
+    let mut shown = ShownQueue {
+        allocated: shown_amounts(status.get("allocated")),
+        reservation: shown_amounts(status.pointer("/reservation/resource")),
         pending: number(status, "pending"),
         inqueue: number(status, "inqueue"),
         running: number(status, "running"),
         completed: number(status, "completed"),
+    };
+    let gangs = [shown.pending, shown.inqueue, shown.running, shown.completed];
+    let gangs = gangs.into_iter().fold(0_u64, u64::saturating_add);
+    let state = status.get("state").and_then(Value::as_str).unwrap_or_default();
+    if closed_state(state, gangs).is_some_and(|right| right != state) {
+        // Whoever closed it wrote only that: it is to be written as a whole.
+        shown.pending = u64::MAX;
     }
+    shown
+}
+
+fn shown_amounts(amounts: Option<&Value>) -> Resources {
+    let mut shown = Resources::new();
+    for (name, amount) in amounts.and_then(Value::as_object).into_iter().flatten() {
+        let Ok(name) = ResourceName::parse(name) else { continue };
+        let amount = amount.as_str().and_then(|text| parse_quantity(&name, text).ok());
+        if let Some(amount) = amount.filter(|amount| *amount > 0) {
+            shown.set(name, amount);
+        }
+    }
+    shown
 }
 
 fn number(status: &Value, name: &str) -> u64 {
@@ -212,17 +243,47 @@ mod tests {
         ] {
             allocated.set(ResourceName::parse(name).unwrap(), amount);
         }
+        let mut reservation = Resources::new();
+        reservation.set(ResourceName::parse("nvidia.com/gpu").unwrap(), 2);
         let status = QueueStatus {
             allocated,
             pending: 1,
             inqueue: 2,
             running: 3,
             completed: 4,
-            ..QueueStatus::default()
+            reservation: reservation.clone(),
         };
+        let before = json!({ "reservation": { "nodes": ["n1"], "resource": { "cpu": "9" } } });
+        let written = queue_status(&before, &status);
+        assert_eq!(written["reservation"], json!({ "nodes": ["n1"], "resource": { "nvidia.com/gpu": "2" } }));
+        let shown = shown_queue(&written);
+        assert_eq!((&shown.allocated, &shown.reservation), (&status.allocated, &reservation));
+        let none = queue_status(&Value::Null, &QueueStatus::default());
+        assert_eq!((none.get("reservation"), shown_queue(&none).reservation), (None, Resources::new()));
         let shown = shown_queue(&queue_status(&Value::Null, &status));
         assert_eq!(shown.allocated, status.allocated);
         assert_eq!([shown.pending, shown.inqueue, shown.running, shown.completed], [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_closed_queue_is_closing_as_long_as_it_has_gangs() {
+        let status = |running, completed| QueueStatus { running, completed, ..QueueStatus::default() };
+        for (before, running, completed, after) in [
+            ("Open", 1, 0, "Open"),
+            ("Unknown", 1, 0, "Unknown"),
+            ("Closed", 1, 0, "Closing"),
+            ("Closing", 0, 1, "Closing"),
+            ("Closing", 0, 0, "Closed"),
+            ("Closed", 0, 0, "Closed"),
+        ] {
+            let written = queue_status(&json!({ "state": before, "theirs": 1 }), &status(running, completed));
+            assert_eq!((&written["state"], &written["theirs"]), (&json!(after), &json!(1)), "{before}");
+            // As it was written it is at rest; as somebody closed it, it differs from all that is written.
+            assert_eq!(shown_queue(&written).pending, 0);
+            let mut closed = written.clone();
+            closed["state"] = json!(before);
+            assert_eq!(shown_queue(&closed).pending, if before == after { 0 } else { u64::MAX }, "{before}");
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub enum Input {
     /// An agent is there, is gone, or said something.
     Agent(AgentInput),
     /// What came of an action.
-    Outcome(Event),
+    Outcome(Box<Event>),
     /// Someone wants to know something.
     Question(Question),
     /// The core's next deadline is here.
@@ -130,7 +130,7 @@ impl Inputs {
         let input = tokio::select! {
             biased;
             _ = self.stop.wait_for(|stop| *stop) => Input::Stop,
-            Some(event) = self.outcomes.recv() => Input::Outcome(event),
+            Some(event) = self.outcomes.recv() => Input::Outcome(Box::new(event)),
             Some(question) = self.questions.recv() => Input::Question(question),
             Some(input) = self.agents.recv(), if open => Input::Agent(input),
             Some(events) = self.changes.recv(), if open => Input::Changes(events),
@@ -152,7 +152,7 @@ impl Inputs {
 
     fn waiting(&mut self, open: bool) -> Option<Input> {
         if let Ok(event) = self.outcomes.try_recv() {
-            return Some(Input::Outcome(event));
+            return Some(Input::Outcome(Box::new(event)));
         }
         if self.batch.questions < QUESTIONS_TOGETHER
             && let Ok(question) = self.questions.try_recv()

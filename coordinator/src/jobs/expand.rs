@@ -17,6 +17,7 @@ use crate::manifest::names::{
     RUN_FOR, SCHEDULER_VOLCANO, TASK_SPEC,
 };
 use crate::manifest::pod::read_pod;
+use crate::manifest::policy::{AS_LABELS, RUN_ESTIMATE, is_inherited};
 use crate::manifest::reader::{Cursor, Severity, Sink};
 use crate::manifest::tree::Node;
 
@@ -217,6 +218,9 @@ fn pod_group(job: &Object, fields: &JobFields) -> Object {
     if mixed {
         group.metadata.annotations.insert(MIXED_GPU_MODELS.to_owned(), "true".to_owned());
     }
+    if let Some(estimate) = &fields.running_estimate {
+        group.metadata.annotations.insert(RUN_ESTIMATE.to_owned(), estimate.clone());
+    }
     group
 }
 
@@ -368,10 +372,15 @@ fn made_group(pod: &Object, top: Option<&TopOwner>, name: &str, writes: &mut Wri
     match top {
         Some(top) => {
             group.metadata.controller = Some(top.object.clone());
-            let inherited = top.annotations.iter().filter(|(key, _)| key.starts_with("volcano.sh/"));
-            group.metadata.annotations.extend(inherited.map(|(key, value)| (key.clone(), value.clone())));
+            group.metadata.annotations.extend(inherited(&top.annotations));
         }
-        None => group.metadata.owner = owner(pod),
+        None => {
+            group.metadata.owner = owner(pod);
+            // As its pod was read before there was a PodGroup: that the object is made must change nothing.
+            group.metadata.annotations.extend(inherited(&pod.metadata.annotations));
+            let labels = inherited(&pod.metadata.labels).filter(|(key, _)| AS_LABELS.contains(&key.as_str()));
+            group.metadata.labels.extend(labels);
+        }
     }
     if let Some(mixed) = pod.annotation(MIXED_GPU_MODELS) {
         group.metadata.annotations.insert(MIXED_GPU_MODELS.to_owned(), mixed.to_owned());
@@ -390,6 +399,12 @@ fn made_group(pod: &Object, top: Option<&TopOwner>, name: &str, writes: &mut Wri
     spec.insert("minResources".to_owned(), resources_to_json(&resources));
     group.spec = Value::Object(spec);
     group
+}
+
+/// What a PodGroup gets of these texts.
+fn inherited(texts: &BTreeMap<String, String>) -> impl Iterator<Item = (String, String)> {
+    let inherited = texts.iter().filter(|(key, _)| is_inherited(key));
+    inherited.map(|(key, value)| (key.clone(), value.clone()))
 }
 
 fn named_queue(pod: &Object) -> Option<&str> {

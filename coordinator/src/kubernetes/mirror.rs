@@ -33,7 +33,7 @@ pub enum Heard {
 /// True for a kind without which nothing is decided.
 #[must_use]
 pub const fn is_required(kind: Kind) -> bool {
-    !matches!(kind, Kind::Job | Kind::PodDisruptionBudget)
+    !matches!(kind, Kind::Job | Kind::QueuePolicy | Kind::PodDisruptionBudget)
 }
 
 /// The mirror.
@@ -330,6 +330,7 @@ impl State {
     fn is_version_used(&self, object: &Object) -> bool {
         match object.kind {
             Kind::Node
+            | Kind::QueuePolicy
             | Kind::PriorityClass
             | Kind::PodDisruptionBudget
             | Kind::StorageClass

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 use serde_json::{Map, Value, json};
 
 use crate::api::{ControllerRef, Kind, Metadata, Object, Owner};
 use crate::convert::status::parse_time;
+use crate::manifest::policy::MAX_EXEC_TIME;
 
 mod pod;
 mod storage;
@@ -102,6 +103,8 @@ pub fn object(kind: Kind, json: Value, trim: &Trim) -> Result<Object, Malformed>
         Kind::StorageClass => storage::cut_class(&mut object, &Value::Object(top)),
         Kind::PersistentVolume => storage::cut_volume(&mut object, &spec),
         Kind::PersistentVolumeClaim => storage::cut_claim(&mut object, &spec, &status),
+        // Its status is nobody's here, and a change of it no news.
+        Kind::QueuePolicy => object.spec = spec,
         Kind::Queue | Kind::PodGroup | Kind::Job | Kind::GangPlan => {
             object.spec = spec;
             object.status = status;
@@ -221,7 +224,8 @@ fn keep_annotations(kind: Kind, annotations: &mut BTreeMap<String, String>) {
         return;
     }
     annotations.retain(|name, _| match kind {
-        Kind::Pod | Kind::Node => is_read(name),
+        Kind::Pod => is_read(name) || name == MAX_EXEC_TIME,
+        Kind::Node => is_read(name),
         _ => name != LAST_APPLIED,
     });
 }
@@ -291,6 +295,10 @@ impl Reading {
             resource_version,
             creation: self.time("metadata.creationTimestamp", &creation)?.unwrap_or_default(),
             deletion: self.time("metadata.deletionTimestamp", &deletion)?,
+            deletion_grace: from
+                .get("deletionGracePeriodSeconds")
+                .and_then(Value::as_u64)
+                .map(Millis::from_seconds),
             labels: self.texts("labels", from.remove("labels"))?,
             annotations: self.texts("annotations", from.remove("annotations"))?,
             owner,

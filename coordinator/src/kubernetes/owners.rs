@@ -11,6 +11,7 @@ use super::REQUEST;
 use super::watch::no_answer;
 use crate::api::ControllerRef;
 use crate::jobs::TopOwner;
+use crate::manifest::policy::AS_LABELS;
 
 /// Kinds that are read, and how the API server spells them. Of others only what the pod says is known.
 const READ: [(&str, &str, &str); 5] = [
@@ -54,10 +55,9 @@ impl OwnerLookup {
         let mut top = TopOwner { object: controller.clone(), annotations: BTreeMap::new() };
         for _ in 0..MOST_LEVELS {
             let Some(metadata) = self.metadata(namespace, &top.object).await? else { return Ok(top) };
-            let annotations = metadata["annotations"].as_object().into_iter().flatten();
-            top.annotations = annotations
-                .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
-                .collect();
+            // Some say in a label what others say in an annotation, which goes before it.
+            let labels = texts(&metadata["labels"]).filter(|(key, _)| AS_LABELS.contains(&key.as_str()));
+            top.annotations = labels.chain(texts(&metadata["annotations"])).collect();
             match controller_of(&metadata).filter(|_| top.object.kind == CLIMBED) {
                 Some(above) => top = TopOwner { object: above, annotations: BTreeMap::new() },
                 None => return Ok(top),
@@ -91,6 +91,11 @@ impl OwnerLookup {
             Err(error) => Err(failed(&error)),
         }
     }
+}
+
+fn texts(from: &Value) -> impl Iterator<Item = (String, String)> {
+    let entries = from.as_object().into_iter().flatten();
+    entries.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
 }
 
 fn is_name(text: &str) -> bool {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 use serde_json::Value;
 
 use crate::api::{ApiError, ControllerRef, Kind, Metadata, Object, ObjectKey, Owner};
@@ -18,6 +18,7 @@ const NODE_NAME: &str = "nodeName";
 type Head = (
     Time,
     Option<Time>,
+    Option<Millis>,
     BTreeMap<String, String>,
     BTreeMap<String, String>,
     Option<Owner>,
@@ -56,6 +57,7 @@ impl Packed {
         let head = (
             metadata.creation,
             metadata.deletion,
+            metadata.deletion_grace,
             &metadata.labels,
             &metadata.annotations,
             &metadata.owner,
@@ -82,7 +84,7 @@ impl Packed {
     /// The object again.
     pub(super) fn unpack(&self, kind: Kind, place: &str) -> Result<Object, ApiError> {
         let head: Head = serde_json::from_slice(&self.head).map_err(|error| unreadable(&error))?;
-        let (creation, deletion, labels, annotations, owner, controller, node, status) = head;
+        let (creation, deletion, deletion_grace, labels, annotations, owner, controller, node, status) = head;
         let mut spec: Value = serde_json::from_slice(&self.spec).map_err(|error| unreadable(&error))?;
         if let (Some(node), Some(spec)) = (node, spec.as_object_mut()) {
             spec.insert(NODE_NAME.to_owned(), node);
@@ -96,6 +98,7 @@ impl Packed {
             resource_version: self.resource_version,
             creation,
             deletion,
+            deletion_grace,
             labels,
             annotations,
             owner,

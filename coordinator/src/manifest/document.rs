@@ -7,16 +7,20 @@ use serde_json::{Map, Value};
 
 use super::amounts::resources_to_json;
 use super::circles::in_circles;
-use super::group::{read_node, read_pod_group, read_priority, read_queue};
+use super::group::{read_node, read_pod_group, read_priority};
 use super::job::read_job;
-use super::names::{MAX_LABEL, name_problem, read_annotations, read_label_name, read_labels, read_name};
+use super::names::{
+    MAX_LABEL, name_problem, read_annotations, read_label_name, read_labels, read_labels_of_gangs, read_name,
+};
 use super::pod::read_pod;
+use super::queue::{check_shares, read_queue, read_queue_policy};
 use super::reader::{Cursor, Fields, Severity, Sink};
 use super::tree::{Node, Tree, parse_documents, shorten};
 use super::{MAX_MANIFEST_BYTES, NODE_NAME_IS_OURS, Parsed};
 use crate::api::{Kind, Metadata, Object, ObjectKey};
 
-const SERVED: &str = "Queue, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node";
+const SERVED: &str =
+    "Queue, QueuePolicy, PodGroup, Job (batch.volcano.sh/v1alpha1), Pod, PriorityClass, Node";
 
 /// Reads a manifest. `file` is the name that diagnostics carry.
 #[must_use]
@@ -161,7 +165,13 @@ impl Reader {
         let mut json = spec.as_ref().map_or_else(|| Value::Object(Map::new()), |spec| spec.node.to_json());
         match kind {
             Kind::Queue => {
-                read_queue(spec.as_ref(), sink);
+                let queue = read_queue(spec.as_ref(), sink);
+                if let Some(spec) = &spec {
+                    check_shares(spec, &metadata.name, &queue, sink);
+                }
+            }
+            Kind::QueuePolicy => {
+                read_queue_policy(spec.as_ref(), sink);
             }
             Kind::PodGroup => {
                 read_pod_group(spec.as_ref(), sink);
@@ -304,6 +314,10 @@ fn read_metadata(cursor: &Cursor<'_>, kind: Kind, sink: &mut Sink) -> Option<Met
         Some(at) => read_label_name(&at, sink).unwrap_or_default(),
         None if kind.is_cluster_scoped() => String::new(),
         None => "default".to_owned(),
+    };
+    let read_labels = match kind {
+        Kind::Pod | Kind::PodGroup | Kind::Job => read_labels_of_gangs,
+        _ => read_labels,
     };
     metadata.labels = fields.get("labels").map(|at| read_labels(&at, sink)).unwrap_or_default();
     metadata.annotations =

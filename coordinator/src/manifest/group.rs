@@ -1,23 +1,17 @@
-//! Queue, PodGroup, PriorityClass and Node.
+//! PodGroup, PriorityClass and Node.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use phalanx_common::constraints::Taint;
-use phalanx_common::resources::{CPU, MEMORY, Resources, format_amount};
+use phalanx_common::gang::SubGroupPolicy;
+use phalanx_common::resources::Resources;
 
 use super::amounts::read_resources;
 use super::constraints::read_taints;
 use super::names::{DEFAULT_QUEUE, read_name};
-use super::reader::{Cursor, Fields, Sink};
-
-/// What we read of a Queue's spec.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct QueueFields {
-    /// Priority.
-    pub priority: i32,
-    /// Ceiling; `cpu: 0` and `memory: 0` are left out.
-    pub capability: Resources,
-}
+use super::reader::{Cursor, Sink};
+use super::selector::requirements;
 
 /// What we read of a PodGroup's spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +26,10 @@ pub struct PodGroupFields {
     pub queue: String,
     /// PriorityClass.
     pub priority_class: Option<String>,
+    /// `preemptable`, which an annotation of that name goes before.
+    pub preemptable: Option<bool>,
+    /// Parts each of which is placed wholly or not at all.
+    pub sub_groups: Vec<SubGroupPolicy>,
 }
 
 impl Default for PodGroupFields {
@@ -42,6 +40,8 @@ impl Default for PodGroupFields {
             min_resources: None,
             queue: DEFAULT_QUEUE.to_owned(),
             priority_class: None,
+            preemptable: None,
+            sub_groups: Vec::new(),
         }
     }
 }
@@ -53,6 +53,8 @@ pub struct PriorityFields {
     pub value: i32,
     /// Holds for those that name no class.
     pub global_default: bool,
+    /// `preemptionPolicy: Never`: nothing is evicted for its gangs.
+    pub never_preempts: bool,
 }
 
 /// What we read of a Node.
@@ -71,84 +73,6 @@ pub struct NodeFields {
 impl Default for NodeFields {
     fn default() -> Self {
         Self { allocatable: Resources::new(), unschedulable: false, taints: Vec::new(), ready: true }
-    }
-}
-
-/// Reads a Queue's spec; it may be absent.
-pub fn read_queue(cursor: Option<&Cursor<'_>>, sink: &mut Sink) -> QueueFields {
-    let mut queue = QueueFields::default();
-    let Some(mut fields) = cursor.and_then(|at| at.fields(sink)) else { return queue };
-    if let Some(at) = fields.get("weight")
-        && at.whole(sink, 1, 65535).is_some()
-    {
-        at.warn_not_honoured(sink);
-    }
-    if let Some(at) = fields.get("priority") {
-        queue.priority =
-            at.whole(sink, 0, i64::from(i32::MAX)).and_then(|value| i32::try_from(value).ok()).unwrap_or(0);
-    }
-    if let Some(at) = fields.get("capability") {
-        for (name, amount) in read_resources(&at, sink).iter() {
-            if amount == 0 && matches!(name.as_str(), CPU | MEMORY) {
-                let message = format!("0 means no limit, as in Volcano; leave {name} out to say so");
-                at.entry_or_self(name.as_str()).warn(sink, message);
-            } else {
-                queue.capability.set(name.clone(), amount);
-            }
-        }
-    }
-    read_shares(&mut fields, &queue.capability, sink);
-    if let Some(at) = fields.get("reclaimable")
-        && at.boolean(sink).is_some()
-    {
-        at.warn_not_honoured(sink);
-    }
-    if let Some(at) = fields.get("dequeueStrategy")
-        && at.one_of(sink, &["traverse", "fifo"]).is_some()
-    {
-        at.warn_not_honoured(sink);
-    }
-    if let Some(at) = fields.get("parent")
-        && read_name(&at, sink).is_some()
-    {
-        at.warn_not_honoured(sink);
-    }
-    fields.not_honoured(sink, &["affinity", "extendClusters", "type"]);
-    fields.finish(sink);
-    queue
-}
-
-/// `guarantee` and `deserved` have no effect yet; they are checked: guarantee ≤ deserved ≤ capability.
-fn read_shares(fields: &mut Fields<'_>, capability: &Resources, sink: &mut Sink) {
-    let mut deserved = Resources::new();
-    if let Some(at) = fields.get("deserved") {
-        deserved = read_resources(&at, sink);
-        at_most(&at, &deserved, "capability", capability, sink);
-        at.warn_not_honoured(sink);
-    }
-    let Some(at) = fields.get("guarantee") else { return };
-    if let Some(mut guarantee) = at.fields(sink) {
-        if let Some(at) = guarantee.get("resource") {
-            let resources = read_resources(&at, sink);
-            at_most(&at, &resources, "deserved", &deserved, sink);
-            at_most(&at, &resources, "capability", capability, sink);
-        }
-        guarantee.finish(sink);
-    }
-    at.warn_not_honoured(sink);
-}
-
-/// A resource that the limit does not name has none.
-fn at_most(at: &Cursor<'_>, resources: &Resources, limit_name: &str, limits: &Resources, sink: &mut Sink) {
-    for (name, amount) in resources.iter() {
-        if let Some(limit) = limits.get(name.as_str())
-            && amount > limit
-        {
-            let text = |amount| format_amount(name.as_str(), amount);
-            let message =
-                format!("must be at most {limit_name}, which is {}, found {}", text(limit), text(amount));
-            at.entry_or_self(name.as_str()).error(sink, message);
-        }
     }
 }
 
@@ -171,9 +95,44 @@ pub fn read_pod_group(cursor: Option<&Cursor<'_>>, sink: &mut Sink) -> PodGroupF
         group.queue = queue;
     }
     group.priority_class = fields.get("priorityClassName").and_then(|at| read_priority_class(&at, sink));
-    fields.not_honoured(sink, &["networkTopology", "subGroupPolicy"]);
+    group.preemptable = fields.get("preemptable").and_then(|at| at.boolean(sink));
+    if let Some(at) = fields.get("subGroupPolicy") {
+        let policies = at.list(sink).into_iter().flatten().enumerate();
+        group.sub_groups = policies.filter_map(|(place, at)| read_sub_groups(place, &at, sink)).collect();
+    }
+    fields.not_honoured(sink, &["networkTopology"]);
     fields.finish(sink);
     group
+}
+
+/// Reads one entry of `subGroupPolicy`. How close together its pods must be has no effect yet.
+fn read_sub_groups(place: usize, cursor: &Cursor<'_>, sink: &mut Sink) -> Option<SubGroupPolicy> {
+    let mut fields = cursor.fields(sink)?;
+    let name = fields.get("name").and_then(|at| at.text(sink)).filter(|name| !name.is_empty());
+    let number = |value: Option<i64>| value.and_then(|value| u32::try_from(value).ok());
+    let most = i64::from(i32::MAX);
+    let size = fields.get("subGroupSize").and_then(|at| at.whole(sink, 1, most));
+    let minimum = fields.get("minSubGroups").and_then(|at| at.whole(sink, 0, most));
+    let mut policy = SubGroupPolicy {
+        name: name.map_or_else(|| Arc::from(format!("{place}")), Arc::from),
+        size: number(size).unwrap_or(1),
+        minimum: number(minimum).unwrap_or(0),
+        selector: Vec::new(),
+        match_labels: Vec::new(),
+    };
+    if let Some(at) = fields.get("labelSelector") {
+        match requirements(&at.node.to_json()) {
+            Ok(selector) => policy.selector = selector,
+            Err(problem) => at.error(sink, problem),
+        }
+    }
+    if let Some(at) = fields.get("matchLabelKeys") {
+        let keys = at.list(sink).into_iter().flatten();
+        policy.match_labels = keys.filter_map(|at| at.text(sink)).map(Arc::from).collect();
+    }
+    fields.not_honoured(sink, &["networkTopology"]);
+    fields.finish(sink);
+    Some(policy)
 }
 
 /// A queue's name; empty text means none, as controllers write it.
@@ -214,13 +173,16 @@ fn read_priority_up_to(most: i64, cursor: &Cursor<'_>, sink: &mut Sink) -> Prior
     if let Some(at) = fields.get("description") {
         at.text(sink);
     }
-    if let Some(at) = fields.get("preemptionPolicy")
-        && at.one_of(sink, &["PreemptLowerPriority", "Never"]).is_some()
-    {
-        at.warn_not_honoured(sink);
+    if let Some(at) = fields.get("preemptionPolicy") {
+        priority.never_preempts = read_never_preempts(&at, sink);
     }
     fields.finish(sink);
     priority
+}
+
+/// Reads `preemptionPolicy`; true where nothing is evicted.
+pub(super) fn read_never_preempts(cursor: &Cursor<'_>, sink: &mut Sink) -> bool {
+    cursor.one_of(sink, &["PreemptLowerPriority", "Never"]) == Some("Never")
 }
 
 /// Reads a Node: `spec` and `status.allocatable` of a manifest.

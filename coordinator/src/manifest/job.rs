@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::group::{read_priority_class, read_queue_name};
-use super::names::{DEFAULT_QUEUE, MAX_LABEL, read_annotations, read_label_name, read_labels};
+use super::names::{DEFAULT_QUEUE, MAX_LABEL, read_annotations, read_label_name, read_labels_of_gangs};
 use super::pod::{PodFields, read_pod, read_scheduler};
+use super::policy::parse_run_time;
 use super::reader::{Cursor, Fields, Sink};
 
 /// Most pods of one job.
@@ -21,6 +22,8 @@ pub struct JobFields {
     pub priority_class: Option<String>,
     /// Scheduler, where it names one.
     pub scheduler: Option<String>,
+    /// How long it runs, where it says so, as it was written.
+    pub running_estimate: Option<String>,
     /// Tasks, in the order written.
     pub tasks: Vec<TaskFields>,
 }
@@ -69,6 +72,7 @@ pub fn read_job(cursor: &Cursor<'_>, name: &str, sink: &mut Sink) -> JobFields {
         None => {}
     }
     check_numbers(&mut fields, sink);
+    job.running_estimate = fields.get("runningEstimate").and_then(|at| read_estimate(&at, sink));
     fields.not_honoured(sink, &["policies", "plugins", "volumes", "networkTopology"]);
     fields.finish(sink);
     job
@@ -83,7 +87,18 @@ fn check_numbers(fields: &mut Fields<'_>, sink: &mut Sink) {
             at.warn_not_honoured(sink);
         }
     }
-    fields.not_honoured(sink, &["runningEstimate"]);
+}
+
+/// A text that is a time.
+fn read_estimate(at: &Cursor<'_>, sink: &mut Sink) -> Option<String> {
+    let text = at.text(sink)?;
+    match parse_run_time(text) {
+        Ok(_) => Some(text.to_owned()),
+        Err(problem) => {
+            at.error(sink, problem);
+            None
+        }
+    }
 }
 
 fn read_minimum(tasks: &Cursor<'_>, at: Option<&Cursor<'_>>, job: &mut JobFields, sink: &mut Sink) {
@@ -178,7 +193,7 @@ fn read_task(cursor: &Cursor<'_>, at: usize, sink: &mut Sink) -> Option<TaskFiel
 fn read_template(cursor: &Cursor<'_>, task: &mut TaskFields, sink: &mut Sink) {
     let Some(mut fields) = cursor.fields(sink) else { return };
     if let Some(mut metadata) = fields.get("metadata").and_then(|at| at.fields(sink)) {
-        task.labels = metadata.get("labels").map(|at| read_labels(&at, sink)).unwrap_or_default();
+        task.labels = metadata.get("labels").map(|at| read_labels_of_gangs(&at, sink)).unwrap_or_default();
         task.annotations =
             metadata.get("annotations").map(|at| read_annotations(&at, sink)).unwrap_or_default();
         metadata.ignore(&["name", "namespace", "generateName", "creationTimestamp"]);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use phalanx_common::units::Millis;
 use phalanx_text::did_you_mean;
 
+use super::policy;
 use super::reader::{Cursor, Sink};
 use super::tree::shorten;
 
@@ -47,9 +48,12 @@ pub const MAX_LABEL: usize = 63;
 
 /// UID of the PodGroup that a pod was bound for.
 pub const POD_GROUP_UID: &str = "phalanx.dev/pod-group-uid";
-/// What a binding leaves on a pod.
-const WRITTEN_BY_US: [&str; 5] = [LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID];
-const OURS: [&str; 7] = [RUN_FOR, MIXED_GPU_MODELS, LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID];
+/// When a pod will be evicted that asked to be told.
+pub const EVICTION_AT: &str = "phalanx.dev/eviction-at";
+/// What the coordinator leaves on a pod.
+const WRITTEN_BY_US: [&str; 6] = [LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID, EVICTION_AT];
+const OURS: [&str; 8] =
+    [RUN_FOR, MIXED_GPU_MODELS, LEASE_ID, TERM, EXACTNESS, GPU_UUIDS, POD_GROUP_UID, EVICTION_AT];
 
 /// What is wrong with an object's name, if anything (RFC 1123 subdomain).
 #[must_use]
@@ -155,6 +159,17 @@ pub fn read_labels(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String, Str
     labels
 }
 
+/// Reads labels of pods and of what makes them, and checks those whose meaning we know.
+pub fn read_labels_of_gangs(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String, String> {
+    let labels = read_labels(cursor, sink);
+    for key in policy::AS_LABELS {
+        if let Some(problem) = labels.get(key).and_then(|text| policy::problem(key, text)) {
+            cursor.entry_or_self(key).error(sink, problem);
+        }
+    }
+    labels
+}
+
 /// Reads annotations, and checks those whose meaning we know.
 pub fn read_annotations(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String, String> {
     let mut annotations = BTreeMap::new();
@@ -168,7 +183,7 @@ pub fn read_annotations(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String
             RUN_FOR => parse_run_for(text).err(),
             MIXED_GPU_MODELS => parse_switch(text).err(),
             GROUP_NAME | QUEUE_NAME | QUEUE_NAME_LABEL => name_problem(text),
-            _ => None,
+            _ => policy::problem(key, text),
         };
         if WRITTEN_BY_US.contains(&key) {
             // Believed, they would bind a pod that nobody bound, or end a coordinator that nobody replaced.
@@ -177,8 +192,9 @@ pub fn read_annotations(cursor: &Cursor<'_>, sink: &mut Sink) -> BTreeMap<String
         }
         if let Some(problem) = problem {
             value.error(sink, problem);
-        } else if key.starts_with("phalanx.dev/") && !OURS.contains(&key) {
-            let hint = did_you_mean(key, OURS);
+        } else if key.starts_with("phalanx.dev/") && !OURS.contains(&key) && !policy::OF_GANGS.contains(&key)
+        {
+            let hint = did_you_mean(key, OURS.into_iter().chain(policy::OF_GANGS));
             value.warn(sink, format!("unknown annotation, ignored{hint}"));
         }
         annotations.insert(key.to_owned(), text.to_owned());

@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use phalanx_common::constraints::PodConstraints;
 use phalanx_common::gang::{Blocker, ContainerKind, MAX_CONTAINERS, PodClaim, PodRequest};
+use phalanx_common::units::Millis;
 
 use super::amounts::{container, read_container_resources, read_resources};
 use super::constraints::{read_gates, read_host_ports, read_node_affinity, read_tolerations};
+use super::group::read_never_preempts;
 use super::names::{SCHEDULER_PHALANX, SCHEDULER_VOLCANO, read_label_name, read_labels, read_name};
 use super::reader::{Cursor, Fields, Sink};
 use super::shape::Shape;
@@ -36,11 +38,16 @@ pub struct PodFields {
     pub priority_class: Option<String>,
     /// The node it is on.
     pub node: Option<String>,
+    /// `preemptionPolicy: Never`: nothing is evicted for it.
+    pub never_preempts: bool,
+    /// `activeDeadlineSeconds`: it is stopped when it has run so long.
+    pub deadline: Option<Millis>,
+    /// `terminationGracePeriodSeconds`.
+    pub grace: Option<Millis>,
 }
 
 /// Fields that mean nothing for placement.
-const IGNORED: [(&str, Shape); 24] = [
-    ("activeDeadlineSeconds", Shape::AtLeast(1)),
+const IGNORED: [(&str, Shape); 22] = [
     ("automountServiceAccountToken", Shape::Switch),
     ("dnsConfig", Shape::Any),
     ("dnsPolicy", Shape::OneOf(&["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"])),
@@ -63,7 +70,6 @@ const IGNORED: [(&str, Shape); 24] = [
     ("setHostnameAsFQDN", Shape::Switch),
     ("shareProcessNamespace", Shape::Switch),
     ("subdomain", Shape::Text),
-    ("terminationGracePeriodSeconds", Shape::AtLeast(0)),
 ];
 
 /// Fields of a container that mean nothing for placement.
@@ -121,7 +127,15 @@ pub fn read_pod(cursor: &Cursor<'_>, sink: &mut Sink) -> PodFields {
         read_volumes(&volumes, &mut pod, sink);
     }
     pod.constraints = Arc::new(constraints);
-    fields.not_honoured(sink, &["preemptionPolicy"]);
+    if let Some(at) = fields.get("preemptionPolicy") {
+        pod.never_preempts = read_never_preempts(&at, sink);
+    }
+    let mut seconds = |name, least| {
+        let found = fields.get(name).and_then(|at| at.whole(sink, least, i64::MAX));
+        found.and_then(|seconds| u64::try_from(seconds).ok()).map(Millis::from_seconds)
+    };
+    pod.deadline = seconds("activeDeadlineSeconds", 1);
+    pod.grace = seconds("terminationGracePeriodSeconds", 0);
     fields.check(sink, &IGNORED);
     fields.ignore(&["ephemeralContainers"]);
     fields.finish(sink);

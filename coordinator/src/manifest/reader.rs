@@ -394,6 +394,16 @@ impl<'n> Fields<'n> {
         }
     }
 
+    /// Refuses fields that nobody asked for, where all are ours to name. `example` is one that is read.
+    pub fn refuse_unknown(self, sink: &mut Sink, example: &str) {
+        for entry in self.entries.iter().filter(|entry| !self.known.contains(&&*entry.key)) {
+            let known = self.known.join(", ");
+            let hint = did_you_mean(&entry.key, self.known.iter().copied());
+            let text = format!("unknown field: must be one of {known}, such as {example}{hint}");
+            self.cursor.entry_cursor(entry).error(sink, text);
+        }
+    }
+
     /// Warns of fields that nobody asked for.
     pub fn finish(self, sink: &mut Sink) {
         let unknown: Vec<&Entry> =

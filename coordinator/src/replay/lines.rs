@@ -21,7 +21,7 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) enum Line {
     /// A record, and how long its line is.
-    Record(Record),
+    Record(Box<Record>),
     /// The rest of the file is a line without its end.
     CutOff { bytes: usize },
     /// The chain ends here.
@@ -81,7 +81,7 @@ impl Lines {
             if self.text.last() != Some(&b'\n') {
                 return Ok(Line::CutOff { bytes: self.text.len() });
             }
-            return self.parse().map(Line::Record);
+            return self.parse().map(|record| Line::Record(Box::new(record)));
         }
     }
 

@@ -108,10 +108,13 @@ impl Player {
             None => self.lines.next()?,
         };
         let time = match &line {
-            Line::Record(
-                Record::Event { at, .. } | Record::Cycle { at, .. } | Record::Snapshot { at, .. },
-            ) => Some(*at),
-            Line::Record(Record::Header(_)) | Line::CutOff { .. } | Line::End => None,
+            Line::Record(record) => match &**record {
+                Record::Event { at, .. } | Record::Cycle { at, .. } | Record::Snapshot { at, .. } => {
+                    Some(*at)
+                }
+                Record::Header(_) => None,
+            },
+            Line::CutOff { .. } | Line::End => None,
         };
         self.waiting = Some(line);
         Ok((time, self.lines.place()))
@@ -136,7 +139,7 @@ impl Player {
         };
         self.place = self.lines.place();
         self.context.add(self.lines.text());
-        match record {
+        match *record {
             Record::Header(header) => self.begin(header),
             Record::Snapshot { at, core } => self.take_state(at, *core),
             Record::Event { at, event } => self.apply(at, event),

@@ -29,7 +29,9 @@ impl About {
                     about.names.insert(plan.gang.to_string());
                     about.nodes.extend(plan.pods.iter().map(|pod| pod.node.to_string()));
                 }
-                Command::DeletePlan { gang, .. } | Command::SetGangStatus { gang, .. } => {
+                Command::DeletePlan { gang, .. }
+                | Command::SetGangStatus { gang, .. }
+                | Command::RecordPromise { gang, .. } => {
                     about.names.insert(gang.to_string());
                 }
                 Command::Bind { name, binding, .. } => {
@@ -38,7 +40,8 @@ impl About {
                 }
                 Command::FenceWrite { name, .. }
                 | Command::ReadPod { name, .. }
-                | Command::Evict { name, .. } => {
+                | Command::Evict { name, .. }
+                | Command::AnnounceEviction { name, .. } => {
                     about.names.insert(name.to_string());
                 }
                 Command::RaiseTerm { .. } | Command::SetQueueStatus { .. } | Command::Warn { .. } => {}

@@ -48,9 +48,10 @@ impl Subject {
             Command::Bind { pod, .. }
             | Command::FenceWrite { pod, .. }
             | Command::ReadPod { pod, .. }
-            | Command::Evict { pod, .. } => Some(Self::Pod(pod.clone())),
+            | Command::Evict { pod, .. }
+            | Command::AnnounceEviction { pod, .. } => Some(Self::Pod(pod.clone())),
             Command::RaiseTerm { .. } => Some(Self::Term),
-            Command::Send { .. } | Command::Warn { .. } => None,
+            Command::Send { .. } | Command::RecordPromise { .. } | Command::Warn { .. } => None,
         }
     }
 }
@@ -65,7 +66,9 @@ const fn class_of(command: &Command) -> usize {
         | Command::FenceWrite { .. }
         | Command::ReadPod { .. }
         | Command::Evict { .. }
+        | Command::AnnounceEviction { .. }
         | Command::Send { .. }
+        | Command::RecordPromise { .. }
         | Command::Warn { .. } => PODS,
     }
 }

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::shared::{Amount, duration, whole_object};
+use super::shared::{duration, whole_object};
 
 /// What was decided for gangs. Fields that this version does not know are kept, so that an older coordinator loses
 /// nothing of what a newer one wrote.
@@ -62,62 +62,42 @@ pub struct GangPlanStatus {
     shortname = "qpol",
     status = "QueuePolicyStatus",
     derive = "PartialEq",
-    doc = "What the Queue of the same name has no field for. Served and stored; this version of Phalanx does not honour \
-           it yet.",
+    doc = "What the Queue of the same name has no field for: who may use it, and times of its gangs.",
+    printcolumn(name = "NAMESPACES", type_ = "string", json_path = ".spec.namespaces"),
     printcolumn(name = "MINIMUM-RUN", type_ = "string", json_path = ".spec.minimumRunTime"),
-    printcolumn(name = "HOLD", type_ = "string", json_path = ".spec.holdTime"),
+    printcolumn(name = "HOLD-AFTER", type_ = "string", json_path = ".spec.holdAfter"),
     printcolumn(name = "STARTUP", type_ = "string", json_path = ".spec.startupDeadline"),
+    printcolumn(name = "DEFAULT-RUN", type_ = "string", json_path = ".spec.defaultRunTime", priority = 1),
     printcolumn(name = "MAXIMUM-RUN", type_ = "string", json_path = ".spec.maximumRunTime"),
     printcolumn(name = "AGE", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct QueuePolicySpec {
-    /// For this long after its start a gang of the queue is not evicted for others. Not honoured yet.
+    /// Namespaces whose gangs may use the queue; all where it is not given, none where the list is empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespaces: Option<Vec<String>>,
+    /// For this long after its start a gang of the queue is not evicted for others, such as 30m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub minimum_run_time: Option<String>,
-    /// After this long a waiting gang gets a hold: nodes that are kept for it. Not honoured yet.
+    /// After this long a waiting gang gets a hold, nodes that are kept for it, such as 5m; the coordinator's setting where
+    /// it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
-    pub hold_time: Option<String>,
-    /// A gang whose pods do not all start within this time gives its GPUs back. Not honoured yet.
+    pub hold_after: Option<String>,
+    /// A gang whose pods have not all started after this time gives its GPUs back, such as 20m; never where it is not
+    /// given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub startup_deadline: Option<String>,
-    /// A gang of the queue is ended after this time. Not honoured yet.
+    /// How long a gang is taken to run that says nothing of it, such as 4h.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub default_run_time: Option<String>,
+    /// A gang of the queue is stopped when it has run so long, such as 24h; never where it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub maximum_run_time: Option<String>,
-    /// What the queue may use in a span of time. Not honoured yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub budgets: Option<Vec<Budget>>,
-    /// Namespaces whose gangs may use the queue; all where it is not given. Not honoured yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub namespaces: Option<Vec<String>>,
-}
-
-/// What a queue may use in a span of time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Budget {
-    /// Resource, for example nvidia.com/gpu.
-    pub resource: String,
-    /// Amount times hours.
-    pub hours: Amount,
-    /// Span after which it begins anew.
-    pub period: BudgetPeriod,
-}
-
-/// Span of a budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum BudgetPeriod {
-    /// Midnight to midnight, UTC.
-    Day,
-    /// From Monday.
-    Week,
-    /// From the first.
-    Month,
 }
 
 /// What is known of a policy.

@@ -213,10 +213,10 @@ pub struct PodGroupSpec {
     /// How close together the pods must be. Stored; Phalanx does not honour it yet and says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_topology: Option<NetworkTopology>,
-    /// Gangs inside the gang. Stored; Phalanx does not honour it yet and says so.
+    /// Parts of the gang, each of which is placed wholly or not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sub_group_policy: Option<Vec<SubGroupPolicy>>,
-    /// Whether the gang may be evicted for others. Stored; Phalanx does not honour it yet and says so.
+    /// Whether the gang may be evicted for others; the annotation volcano.sh/preemptable goes before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptable: Option<bool>,
 }
@@ -228,14 +228,16 @@ pub struct SubGroupPolicy {
     /// Name of the policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// How close together the pods of one sub-group must be.
+    /// How close together the pods of one sub-group must be. Stored; Phalanx does not honour it yet and says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_topology: Option<NetworkTopology>,
     /// Pods of one sub-group.
     #[serde(default = "one")]
+    #[schemars(range(min = 1))]
     pub sub_group_size: i32,
     /// Fewest sub-groups that may run.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub min_sub_groups: i32,
     /// Pods that the policy is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]

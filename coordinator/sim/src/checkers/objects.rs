@@ -36,6 +36,7 @@ pub fn check_told(end: &End<'_>) -> Result<(), String> {
             Kind::Pod => pods.contains(name),
             Kind::Job
             | Kind::GangPlan
+            | Kind::QueuePolicy
             | Kind::PriorityClass
             | Kind::PodDisruptionBudget
             | Kind::StorageClass

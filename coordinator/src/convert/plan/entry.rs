@@ -1,14 +1,15 @@
 //! One gang's plan as a stored entry. Pure.
 //!
 //! A list of short lines, one a pod, that people can still read: `NAME NODE LEASE POD GPUS`. What all pods of a gang have
-//! in common stands once beside them. A UUID is 22 digits of base64url instead of 36 and more.
+//! in common stands once beside them. A UUID is 22 digits of base64url instead of 36 and more. What a plan evicts first is
+//! a list of such lines too: `NAMESPACE/NAME POD gang` where the pod's whole gang goes, and `pod` where it goes alone.
 
 use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid};
-use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
+use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod, PlannedVictim};
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -19,6 +20,11 @@ const SHORT: char = '*';
 const PLAIN: char = '=';
 /// Stands for a lease, or for GPUs, where there is none.
 const NONE: &str = "-";
+/// Purpose of a plan that evicts first; the other one is not written, so that entries of before have it too.
+const MAKE_ROOM: &str = "makeRoom";
+/// Last word of a victim whose whole gang goes, and of one that goes alone.
+const WHOLE_GANG: &str = "gang";
+const ALONE: &str = "pod";
 /// Digits of a UUID.
 const UUID_DIGITS: usize = 22;
 /// Text of a pod beside its name and GPUs, about, and of an entry beside its pods and the names of nodes.
@@ -26,6 +32,9 @@ const POD_BYTES: usize = 48;
 /// Marks around a node's name.
 const NODE_BYTES: usize = 3;
 const ENTRY_BYTES: usize = 160;
+/// Text of a victim beside its name, about, and of the fields that only a plan with victims has.
+const VICTIM_BYTES: usize = 44;
+const MAKE_ROOM_BYTES: usize = 40;
 
 /// An entry as JSON. Whole numbers only up to what an API server keeps: 63 bits.
 #[derive(Debug, Serialize, Deserialize)]
@@ -48,6 +57,12 @@ pub(super) struct Entry {
     /// A line for each pod.
     #[serde(default)]
     pods: Vec<String>,
+    /// What it is for, where that is not the binding.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    purpose: String,
+    /// A line for each pod that is evicted for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    victims: Vec<String>,
 }
 
 impl Entry {
@@ -68,7 +83,12 @@ impl Entry {
         };
         let pods = plan.pods.iter().map(line).collect();
         let (uid, deadline) = (plan.gang_uid.to_string(), plan.binding_deadline.0);
-        Self { uid, term: plan.term, deadline, nodes, names, leases, pods }
+        let purpose = match plan.purpose {
+            PlanPurpose::Bind => String::new(),
+            PlanPurpose::MakeRoom => MAKE_ROOM.to_owned(),
+        };
+        let victims = plan.victims.iter().map(victim_text).collect();
+        Self { uid, term: plan.term, deadline, nodes, names, leases, pods, purpose, victims }
     }
 
     /// The plan of this gang.
@@ -78,14 +98,22 @@ impl Entry {
     pub(super) fn plan(&self, gang: GangName) -> Result<GangPlan, String> {
         let pods = self.pods.iter().enumerate();
         let pods = pods.map(|(at, line)| self.pod(line).map_err(|problem| format!("pods[{at}]: {problem}")));
+        let victims = self.victims.iter().enumerate();
+        let victims =
+            victims.map(|(at, line)| victim_of(line).map_err(|problem| format!("victims[{at}]: {problem}")));
         Ok(GangPlan {
             gang,
             gang_uid: Arc::from(self.uid.as_str()),
             term: self.term,
             binding_deadline: Time(self.deadline),
-            purpose: PlanPurpose::Bind,
-            victims: Vec::new(),
             pods: pods.collect::<Result<_, _>>()?,
+            purpose: match self.purpose.as_str() {
+                "" => PlanPurpose::Bind,
+                MAKE_ROOM => PlanPurpose::MakeRoom,
+                // To bind what still waits for its room would be wrong: whoever wrote this goes on with it.
+                other => return Err(format!("purpose: must be {MAKE_ROOM}, or not there, found {other:?}")),
+            },
+            victims: victims.collect::<Result<_, _>>()?,
         })
     }
 
@@ -109,9 +137,7 @@ impl Entry {
             number(text).map(GpuId).ok_or_else(wrong)
         });
         Ok(PlannedPod {
-            pod: uid_of(pod).ok_or_else(|| {
-                format!("the fourth word must be {UUID_DIGITS} digits, or {PLAIN} and a UID, found {pod:?}")
-            })?,
+            pod: uid_of(pod).ok_or_else(|| no_uid("fourth", pod))?,
             name: Arc::from(long(name, &self.names)),
             node: NodeName::from(node.as_str()),
             lease,
@@ -120,9 +146,46 @@ impl Entry {
     }
 }
 
+fn victim_text(victim: &PlannedVictim) -> String {
+    let goes = if victim.whole_gang { WHOLE_GANG } else { ALONE };
+    format!("{} {} {goes}", victim.name, uid_text(victim.pod.as_str()))
+}
+
+fn victim_of(line: &str) -> Result<PlannedVictim, String> {
+    let fields: Vec<&str> = line.split(' ').collect();
+    let [name, pod, goes] = fields[..] else {
+        let count = fields.len();
+        return Err(format!("must be 3 words (name, pod, what goes), found {count} in {line:?}"));
+    };
+    let (namespace, name) = name
+        .split_once('/')
+        .ok_or_else(|| format!("the first word must be NAMESPACE/NAME of a pod, found {name:?}"))?;
+    Ok(PlannedVictim {
+        pod: uid_of(pod).ok_or_else(|| no_uid("second", pod))?,
+        name: GangName::new(namespace, name),
+        whole_gang: match goes {
+            WHOLE_GANG => true,
+            ALONE => false,
+            other => {
+                return Err(format!("the last word must be {WHOLE_GANG} or {ALONE}, found {other:?}"));
+            }
+        },
+    })
+}
+
+fn no_uid(word: &str, found: &str) -> String {
+    format!("the {word} word must be {UUID_DIGITS} digits, or {PLAIN} and a UID, found {found:?}")
+}
+
 /// Bytes of a plan's entry, about.
 pub(super) fn text_bytes(plan: &GangPlan) -> usize {
     let (mut sum, mut last) = (ENTRY_BYTES, None);
+    if !plan.victims.is_empty() || plan.purpose != PlanPurpose::Bind {
+        sum += MAKE_ROOM_BYTES;
+    }
+    for victim in &plan.victims {
+        sum += VICTIM_BYTES + victim.name.namespace.len() + victim.name.name.len();
+    }
     for pod in &plan.pods {
         sum += POD_BYTES + pod.name.len() + pod.gpus.len() * (UUID_DIGITS + 1);
         // Each node stands there once, and the pods of one mostly follow each other.
@@ -256,6 +319,68 @@ mod tests {
         assert_eq!(back(&plan).as_ref(), Ok(&plan));
         plan.pods.clear();
         assert_eq!(back(&plan).as_ref(), Ok(&plan));
+    }
+
+    fn victims(count: u64) -> Vec<PlannedVictim> {
+        let victim = |number: u64| PlannedVictim {
+            pod: PodUid::from(Uuid::from_u128(gpus(number + 90_000, 1)[0].0).to_string()),
+            name: GangName::new("team-b", &format!("batch-worker-{number}")),
+            whole_gang: number > 0,
+        };
+        (0..count).map(victim).collect()
+    }
+
+    #[test]
+    fn a_plan_that_makes_room_names_its_victims_and_survives() {
+        let mut plan = plan(8, 8);
+        let plain = serde_json::to_value(Entry::of(&plan)).unwrap();
+        assert_eq!((plain.get("purpose"), plain.get("victims")), (None, None), "a plain plan is as it was");
+        plan.purpose = PlanPurpose::MakeRoom;
+        assert_eq!(back(&plan).as_ref(), Ok(&plan));
+        plan.victims = victims(64);
+        assert_eq!(back(&plan).as_ref(), Ok(&plan));
+        let text = serde_json::to_string(&Entry::of(&plan)).unwrap();
+        assert!(text_bytes(&plan) >= text.len() && text_bytes(&plan) < 2 * text.len(), "{}", text.len());
+        let stored = serde_json::to_value(Entry::of(&plan)).unwrap();
+        assert_eq!(stored["purpose"], "makeRoom");
+        let lines = stored["victims"].as_array().unwrap();
+        assert!(lines[0].as_str().unwrap().starts_with("team-b/batch-worker-0 "), "{}", lines[0]);
+        assert!(
+            lines[0].as_str().unwrap().ends_with(" pod") && lines[1].as_str().unwrap().ends_with(" gang")
+        );
+        // A victim's UID need not be a UUID.
+        plan.victims[0].pod = PodUid::from("u1");
+        assert_eq!(back(&plan).as_ref(), Ok(&plan));
+    }
+
+    #[test]
+    fn an_entry_of_before_is_for_the_binding() {
+        let text = r#"{"uid":"u","term":3,"deadline":5,"nodes":["n1"],"names":"p-","pods":["*0 0 - =u1 -"]}"#;
+        let plan = serde_json::from_str::<Entry>(text).unwrap().plan(GangName::new("a", "g")).unwrap();
+        assert_eq!((plan.purpose, plan.victims.len(), plan.pods.len()), (PlanPurpose::Bind, 0, 1));
+        assert_eq!(serde_json::to_string(&Entry::of(&plan)).unwrap(), text, "and is written as it was");
+    }
+
+    #[test]
+    fn a_wrong_victim_or_purpose_is_named() {
+        let mut plan = plan(2, 1);
+        plan.purpose = PlanPurpose::MakeRoom;
+        plan.victims = victims(2);
+        for (line, problem) in [
+            ("b/p", "victims[1]: must be 3 words (name, pod, what goes), found 1 in \"b/p\""),
+            ("p =u pod", "victims[1]: the first word must be NAMESPACE/NAME of a pod, found \"p\""),
+            ("b/p u pod", "victims[1]: the second word must be 22 digits, or = and a UID, found \"u\""),
+            ("b/p =u all", "victims[1]: the last word must be gang or pod, found \"all\""),
+        ] {
+            let mut entry = Entry::of(&plan);
+            entry.victims[1] = line.to_owned();
+            let error = entry.plan(plan.gang.clone()).unwrap_err();
+            assert_eq!(error, problem);
+        }
+        let mut entry = Entry::of(&plan);
+        entry.purpose = "swap".to_owned();
+        let error = entry.plan(plan.gang.clone()).unwrap_err();
+        assert_eq!(error, "purpose: must be makeRoom, or not there, found \"swap\"");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Tests of what is kept of objects.
 
+use phalanx_common::units::Millis;
+
 use super::*;
 
 fn trim() -> Trim {
@@ -70,6 +72,34 @@ fn full_pod(scheduler: &str) -> Value {
             ],
         },
     })
+}
+
+/// What matters of a pod when it is to make room: of a field nothing is left out, and of others nothing is kept.
+#[test]
+fn of_our_pods_what_evictions_look_at_is_kept() {
+    let mut full = full_pod("phalanx");
+    full["metadata"]["deletionTimestamp"] = json!("2026-11-29T12:06:00Z");
+    full["metadata"]["deletionGracePeriodSeconds"] = json!(45);
+    full["metadata"]["annotations"]["kueue.x-k8s.io/max-exec-time-seconds"] = json!("60");
+    full["metadata"]["annotations"]["kueue.x-k8s.io/other"] = json!("x");
+    full["metadata"]["labels"] = json!({ "ray.io/node-type": "head" });
+    full["spec"]["activeDeadlineSeconds"] = json!(3_600);
+    full["spec"]["terminationGracePeriodSeconds"] = json!(90);
+    full["spec"]["preemptionPolicy"] = json!("Never");
+    full["status"]["startTime"] = json!("2026-11-29T12:01:00Z");
+    full["status"]["conditions"][0]["lastTransitionTime"] = json!("2026-11-29T12:00:30Z");
+    let pod = read(Kind::Pod, full.clone());
+    assert_eq!(pod.metadata.deletion_grace, Some(Millis(45_000)));
+    assert_eq!(pod.annotation("kueue.x-k8s.io/max-exec-time-seconds"), Some("60"));
+    assert_eq!(pod.annotation("kueue.x-k8s.io/other"), None);
+    assert_eq!(pod.metadata.labels.len(), 1);
+    for field in ["activeDeadlineSeconds", "terminationGracePeriodSeconds", "preemptionPolicy"] {
+        assert_eq!(pod.spec[field], full["spec"][field], "{field}");
+    }
+    assert_eq!(pod.status["startTime"], "2026-11-29T12:01:00Z");
+    assert_eq!(pod.status["conditions"][0]["lastTransitionTime"], "2026-11-29T12:00:30Z");
+    let other = read(Kind::Pod, full_pod("default-scheduler"));
+    assert_eq!((other.metadata.labels.len(), other.status), (0, json!({ "phase": "Failed" })));
 }
 
 #[test]

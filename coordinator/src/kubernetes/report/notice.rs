@@ -7,8 +7,9 @@ use serde_json::Value;
 use super::super::events::Happening;
 use crate::api::{Kind, Object, ObjectKey};
 use crate::jobs::status::{INVALID, invalid_text};
-use crate::manifest::group::{read_pod_group, read_queue};
+use crate::manifest::group::read_pod_group;
 use crate::manifest::job::read_job;
+use crate::manifest::queue::read_queue;
 use crate::manifest::reader::{Cursor, Sink};
 use crate::manifest::tree::Node;
 

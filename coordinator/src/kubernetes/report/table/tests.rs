@@ -253,11 +253,11 @@ fn a_job_is_told_what_its_group_waits_for_and_what_is_wrong_with_it() {
     let mut queue = Object::new(Kind::Queue, "", "q").with_spec(json!({ "weight": 1, "reclaimable": true }));
     table.applied(&queue, Time(7_000));
     assert_eq!(told(&mut table, 7_000), [""; 0]);
-    queue.spec["parent"] = json!("above");
+    queue.spec["type"] = json!("shared");
     table.applied(&queue, Time(8_000));
     let reports = table.due(Time(8_000), 100);
     let [Report::Event(event)] = &reports[..] else { panic!("{reports:?}") };
-    assert_eq!(event.note, "accepted, and without effect: spec.parent");
+    assert_eq!(event.note, "accepted, and without effect: spec.type");
     assert_eq!(event.event(Time(0), 1, "i")["metadata"]["namespace"], "default");
     for key in [queue.key(), job.key()] {
         table.deleted(&key);
