@@ -186,6 +186,11 @@ impl Core {
                 if let Some(reason) = self.larger_than_all_nodes(charge) {
                     return Err((reason, PhaseKind::Queued));
                 }
+                let queue = self.gangs.gangs.get(&key).map(|gang| gang.spec.queue.clone());
+                let kept = queue.and_then(|queue| self.kept_from(&queue, &Amounts::default(), charge));
+                if let Some((reason, _)) = kept.filter(|(_, never)| *never) {
+                    return Err((reason, PhaseKind::Queued));
+                }
                 self.push_back(behind);
                 self.charge_admission(key, charge.clone());
                 self.note_pods_missing(key);

@@ -1,7 +1,7 @@
 //! Whose turn it is: at each level of the tree the queue of the higher priority, then the one that has the smaller part of
 //! its share, then the one whose first gang is older. First all gangs that need their minimum, then pods above it.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_common::ids::QueueName;
@@ -176,6 +176,27 @@ impl Turns {
 }
 
 impl Queues {
+    /// The turn of one queue comes before that of another one, whatever waits in either.
+    pub(crate) fn goes_before(&self, name: &QueueName, other: &QueueName) -> bool {
+        self.compare(name, other) == Ordering::Less
+    }
+
+    /// Two queues by their turn: by priority and part of the two below the lowest one that is above both.
+    pub(crate) fn compare(&self, left: &QueueName, right: &QueueName) -> Ordering {
+        let path = |name: &QueueName| {
+            let mut path: Vec<QueueName> = self.up_from(name).map(|(name, _)| name.clone()).collect();
+            path.reverse();
+            path
+        };
+        let (left, right) = (path(left), path(right));
+        let rank = |name: &QueueName| {
+            let priority = self.get(name).map_or(0, |queue| queue.priority());
+            (Reverse(priority), self.part(name))
+        };
+        let branches = left.iter().zip(&right).find(|(left, right)| left != right);
+        branches.map_or(Ordering::Equal, |(left, right)| rank(left).cmp(&rank(right)))
+    }
+
     /// A gang waits for a place, or for a place for more pods; it is tried in the next pass.
     fn wait(&mut self, queue: &QueueName, order: OrderKey, key: GangKey) {
         let entry = self.ensure(queue);
