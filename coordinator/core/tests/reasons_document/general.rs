@@ -3,7 +3,7 @@
 use phalanx_common::resources::NVIDIA_GPU;
 use phalanx_core::reason::Reason;
 
-use super::{Example, also, example, nodes};
+use super::{Example, also, example, nodes, queues};
 
 pub fn before_placement() -> Vec<Example> {
     vec![
@@ -15,6 +15,7 @@ pub fn before_placement() -> Vec<Example> {
             "The queue takes no new gangs. Gangs that were admitted before go on.",
             Reason::QueueClosed { queue: "vision".into() },
         ),
+        also(queues::ancestor_closed()),
         example(
             "`priorityClassName` names a class that does not exist.",
             Reason::NoSuchPriorityClass { class: "urgent".into() },
