@@ -12,6 +12,7 @@ use crate::queue::{Over, Queue};
 use crate::queues::ROOT;
 use crate::reason::{QueueHeld, Reason};
 use crate::required::Required;
+use crate::tree::Gone;
 use crate::turn::OrderKey;
 use crate::whole::task_minima;
 
@@ -152,9 +153,42 @@ impl Core {
                 behind.push(*other_key);
             }
         }
+        if !gives_way {
+            self.make_way_elsewhere(&name, charge, &mut gone, &mut behind);
+        }
         match self.queues.over(&name, &gone, charge) {
             Some(over) => Err(over.reason(&name)),
             None => Ok(behind),
+        }
+    }
+
+    /// Where the ceiling of a queue above is reached, gangs of other queues below it that were admitted, have no place yet
+    /// and whose turn comes after ours make way, the last ones first.
+    fn make_way_elsewhere(
+        &self,
+        name: &QueueName,
+        charge: &Amounts,
+        gone: &mut Gone,
+        behind: &mut Vec<GangKey>,
+    ) {
+        while let Some(over) = self.queues.over(name, gone, charge) {
+            if over.queue == *name {
+                return;
+            }
+            let is_other = |other: &&QueueName| *other != name && self.queues.is_below(other, &over.queue);
+            // For whom others are on their way out already goes on.
+            let holds_charge = |key: &&GangKey| !behind.contains(*key) && !self.rooms.contains_key(*key);
+            let others = self.queues.queues.iter().filter(|(other, queue)| {
+                queue.admitted.values().any(|key| holds_charge(&key))
+                    && is_other(other)
+                    && self.queues.goes_before(name, other)
+            });
+            let last = others.max_by(|(left, _), (right, _)| self.queues.compare(left, right));
+            let Some((other, queue)) = last else { return };
+            let Some(key) = queue.admitted.values().rev().find(holds_charge).copied() else { return };
+            let Some(gang) = self.gangs.gangs.get(&key) else { return };
+            gone.entry(other.clone()).or_default().add(&gang.charge);
+            behind.push(key);
         }
     }
 

@@ -32,8 +32,8 @@ impl Core {
             return;
         }
         queue.set_spec(Some(spec), &mut self.cluster.resources);
-        self.touched_queues.insert(name);
         self.change_tree();
+        self.touch_chain(&name);
     }
 
     pub(crate) fn delete_queue(&mut self, name: &QueueName) {

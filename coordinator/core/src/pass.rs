@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::ids::{PodUid, QueueName};
+use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
@@ -14,15 +14,12 @@ use crate::amounts::Amounts;
 use crate::class::ModelId;
 use crate::core::{Core, Timer};
 use crate::eviction::Lack;
-use crate::gang::{Gang, GangKey};
+use crate::gang::GangKey;
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
-use crate::queue::Queue;
 use crate::reason::{Preempted, Reason};
 use crate::required::Required;
-use crate::strict::Strict;
 use crate::tree::Gone;
-use crate::turn::Turns;
 
 /// Placements that fail are counted over this time.
 const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
@@ -32,7 +29,7 @@ const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
 pub(crate) type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32);
 
 /// Shapes that failed in this pass, and why; true where they can never fit.
-type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
+pub(crate) type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
 
 /// What holds a single pod up.
 enum Held {
@@ -70,73 +67,8 @@ impl Core {
         self.room_seen = self.cluster.room_generation;
     }
 
-    /// What queues are entitled to stays what it is for the whole pass; what they have of it is that of each moment.
-    fn try_in_turn(&mut self, now: Time, actions: &mut Vec<Action>) {
-        self.refresh_shares();
-        self.forget_evictable();
-        self.queues.wake_strict();
-        let (mut failed, mut strict) = (Failed::new(), Strict::default());
-        let mut turns = Turns::new(self);
-        while let Some((at, queue)) = turns.next(&self.queues) {
-            let queue = queue.clone();
-            let first = self.queues.take_first(&queue);
-            if let Some(key) = first {
-                self.try_one(key, &queue, &mut failed, &mut strict, now);
-                self.write_gang_status(key, actions);
-                for other in self.group_mates(key) {
-                    self.write_gang_status(other, actions);
-                }
-            }
-            if turns.made_at == self.queues.woken {
-                turns.tried(self, at);
-            } else {
-                // Others are to be tried as well, or are no more.
-                self.queues.wake_strict();
-                strict.begin_anew();
-                turns = Turns::new(self);
-            }
-        }
-    }
-
-    fn try_one(
-        &mut self,
-        key: GangKey,
-        queue: &QueueName,
-        failed: &mut Failed,
-        strict: &mut Strict,
-        now: Time,
-    ) {
-        let is_strict = self.queues.get(queue).is_some_and(Queue::is_strict);
-        let behind = if is_strict { strict.behind(self, key) } else { None };
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        match gang.phase.kind() {
-            PhaseKind::Queued | PhaseKind::Admitted => self.try_start(key, behind, failed, now),
-            PhaseKind::Running | PhaseKind::Degraded => match behind {
-                Some(reason) => {
-                    let waiting = u32::try_from(self.candidates(gang).len()).unwrap_or(u32::MAX);
-                    self.set_waiting_reason(key, waiting, Some(reason));
-                }
-                None => self.try_grow(key, failed, now),
-            },
-            PhaseKind::Reserving
-            | PhaseKind::Committing
-            | PhaseKind::Arming
-            | PhaseKind::Binding
-            | PhaseKind::Evicting
-            | PhaseKind::Finished => {}
-        }
-        let can_run = |gang: &Gang| !gang.reason.as_ref().is_some_and(Reason::is_lasting);
-        let gang = self.gangs.gangs.get(&key);
-        if gang.is_some_and(|gang| can_run(gang) == gang.wants.is_zero()) {
-            self.note_wants(key);
-        }
-        if is_strict {
-            strict.note(self, key);
-        }
-    }
-
     /// `behind`: what it would wait behind, were it admissible and able to run at all.
-    fn try_start(&mut self, key: GangKey, behind: Option<Reason>, failed: &mut Failed, now: Time) {
+    pub(crate) fn try_start(&mut self, key: GangKey, behind: Option<Reason>, failed: &mut Failed, now: Time) {
         match self.start(key, behind, failed, now) {
             Ok(()) => self.set_reason(key, None),
             Err((reason, PhaseKind::Admitted)) => self.set_reason(key, Some(reason)),
@@ -262,6 +194,11 @@ impl Core {
                 if let Some(reason) = self.larger_than_all_nodes(charge) {
                     return Err((reason, PhaseKind::Queued));
                 }
+                let queue = self.gangs.gangs.get(&key).map(|gang| gang.spec.queue.clone());
+                let kept = queue.and_then(|queue| self.kept_from(&queue, &Amounts::default(), charge));
+                if let Some((reason, _)) = kept.filter(|(_, never)| *never) {
+                    return Err((reason, PhaseKind::Queued));
+                }
                 self.push_back(behind);
                 self.charge_admission(key, charge.clone());
                 self.note_pods_missing(key);
@@ -385,7 +322,7 @@ impl Core {
     }
 
     /// Places pods above the minimum, and replaces lost ones, each for itself, with what is idle.
-    fn try_grow(&mut self, key: GangKey, failed: &mut Failed, now: Time) {
+    pub(crate) fn try_grow(&mut self, key: GangKey, failed: &mut Failed, now: Time) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         if gang.phase.round().is_some() || gang.deleted {
             return;
@@ -442,7 +379,7 @@ impl Core {
         Some(Held::ByRoom(Required { pods, minimum, all: minimum, is_fixed: false }, shortfall))
     }
 
-    fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
+    pub(crate) fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
         self.set_reason(key, cause.map(|cause| Reason::MorePodsWait { waiting, cause: Box::new(cause) }));
     }
 

@@ -195,7 +195,10 @@ impl Reason {
 
     /// It waits until others leave nodes, or nodes open.
     pub(crate) const fn is_for_room(&self) -> bool {
-        matches!(self, Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. })
+        matches!(
+            self,
+            Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. } | Self::MakingRoom(_)
+        )
     }
 
     /// The same where it is only about the rest of a gang, of which so many pods are bound.
