@@ -12,7 +12,7 @@ use phalanx_common::ids::{ClusterId, Term};
 use phalanx_common::wire::{FromAgent, ToAgent};
 use phalanx_coordinator::agents::{AgentInput, AgentServer, AgentServerParts, Outbox};
 use phalanx_coordinator::clock::Clock;
-use phalanx_coordinator::driver::{Driver, Parts, Permit};
+use phalanx_coordinator::driver::{Driver, Messages, Parts, Permit};
 use phalanx_coordinator::metrics::Metrics;
 use phalanx_coordinator::progress::Progress;
 use phalanx_coordinator::recorder::{Recorder, RecordingLimits};
@@ -79,6 +79,7 @@ async fn machine(directory: &Path, nodes: usize) -> Result<(), Failure> {
         metrics: Arc::new(Metrics::default()),
         progress: Arc::new(Progress::default()),
         permit: Permit::always(),
+        messages: Messages::default(),
     });
     let started = Event::Started { term: Term { counter: 1, incarnation: 1 } };
     let connected = (0..nodes)

@@ -60,13 +60,15 @@ pub enum Command {
     DevCluster(DevCluster),
     /// Create or change objects from YAML files
     Apply(Apply),
-    /// List queues, gangs, nodes or pods
+    /// List queues, gangs, nodes or pods, or what shadow mode has compared
     Get(Get),
     /// Tell why a gang waits and what would help, or where it runs
     #[command(alias = "explain")]
     Why(Why),
     /// Delete objects
     Delete(Delete),
+    /// Tell what a configuration of Volcano's scheduler becomes here, and write ours
+    Import(Import),
     /// Run a program that ends when this process's parent does
     #[command(hide = true)]
     Child(Child),
@@ -145,6 +147,8 @@ pub enum Listed {
     /// Pods, where they are and which GPUs they hold
     #[value(alias = "pod", alias = "po")]
     Pods,
+    /// In shadow mode: what would have been done, beside what another scheduler did
+    Shadow,
 }
 
 /// `phalanx get`.
@@ -225,6 +229,24 @@ pub struct Delete {
     /// Delete what this file or folder names; - for standard input (repeatable)
     #[arg(short = 'f', long = "filename", value_name = "FILE", conflicts_with = "kind")]
     pub files: Vec<PathBuf>,
+}
+
+/// `phalanx import`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Needs no server: it reads one file, and writes one where --out says so.
+
+Examples:
+  phalanx import --scheduler-conf volcano-scheduler.conf
+  kubectl -n volcano-system get configmap volcano-scheduler-configmap -o yaml | phalanx import --scheduler-conf -
+  phalanx import --scheduler-conf volcano-scheduler.conf --out coordinator.toml")]
+pub struct Import {
+    /// The configuration of Volcano's scheduler, or the ConfigMap that holds it; - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub scheduler_conf: PathBuf,
+    /// Write our configuration to this new file
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// `phalanx child`.

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use phalanx_common::shadow::ShadowReport;
 use phalanx_core::view::{Explanation, StateView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -291,6 +292,14 @@ impl Client {
     /// The server cannot be reached or answers with an error.
     pub fn state(&self) -> Result<StateView, Failure> {
         self.look("/v1/state")
+    }
+
+    /// What shadow mode has compared.
+    ///
+    /// # Errors
+    /// As `state`; also where the coordinator is not in shadow mode.
+    pub fn shadow(&self) -> Result<ShadowReport, Failure> {
+        self.look("/v1/shadow")
     }
 
     /// Why a gang waits.

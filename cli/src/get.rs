@@ -12,6 +12,7 @@ use phalanx_core::view::{GangView, NodeView, PodView, PodWithoutGang, QueueView,
 use crate::arguments::{Get, Listed};
 use crate::client::Client;
 use crate::failure::{Failure, Format, print_json, print_text};
+use crate::shadow;
 use crate::table::{ShortIds, age, list, now, ranges};
 use crate::title::short_name;
 
@@ -20,6 +21,9 @@ use crate::title::short_name;
 /// # Errors
 /// The server cannot be reached or answers with an error.
 pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure> {
+    if options.what == Listed::Shadow {
+        return shadow::run(client, options, format);
+    }
     let mut state = client.state()?;
     let namespace = options.namespace.as_deref().unwrap_or_else(|| client.default_namespace());
     keep_named(&mut state, options, namespace)?;
@@ -42,6 +46,8 @@ pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure
                 let pods = gangs.iter().flat_map(|gang| &gang.pods);
                 print_json(&pods.chain(alone.iter().map(|alone| &alone.pod)).collect::<Vec<_>>())
             }
+            // Has a report of its own.
+            Listed::Shadow => Ok(()),
         };
     }
     let text = match options.what {
@@ -50,6 +56,7 @@ pub fn run(client: &Client, options: &Get, format: Format) -> Result<(), Failure
         Listed::Gangs => gang_list(&gangs, options.wide),
         Listed::Nodes => node_list(&state.nodes),
         Listed::Pods => pod_list(&gangs, &alone, &state, options.wide),
+        Listed::Shadow => String::new(),
     };
     let nothing_here =
         gangs.is_empty() && alone.is_empty() && matches!(options.what, Listed::Gangs | Listed::Pods);
@@ -109,6 +116,7 @@ fn keep_named(state: &mut StateView, options: &Get, namespace: &str) -> Result<(
             state.pods_without_gang.retain(|alone| *alone.namespace == *namespace && named(&alone.pod.name));
             found.extend(state.pods_without_gang.iter().map(|alone| alone.pod.name.to_string()));
         }
+        Listed::Shadow => return Ok(()),
     }
     let missing: Vec<&str> = names.iter().filter(|name| !found.contains(name)).map(String::as_str).collect();
     if missing.is_empty() {
@@ -119,7 +127,7 @@ fn keep_named(state: &mut StateView, options: &Get, namespace: &str) -> Result<(
         Listed::QueuePolicies => ("queue policy", String::new()),
         Listed::Nodes => ("node", String::new()),
         Listed::Gangs => ("gang", format!(" in namespace {namespace}")),
-        Listed::Pods => ("pod of a gang", format!(" in namespace {namespace}")),
+        Listed::Pods | Listed::Shadow => ("pod of a gang", format!(" in namespace {namespace}")),
     };
     Err(Failure::new(format!("there is no {kind} {}{place}", missing.join(", "))))
 }

@@ -10,8 +10,10 @@ pub mod demo;
 pub mod dev_cluster;
 pub mod failure;
 pub mod get;
+pub mod import;
 pub mod kubernetes;
 pub mod process;
+pub mod shadow;
 pub mod signals;
 pub mod table;
 pub mod title;
@@ -69,6 +71,7 @@ fn dispatch(arguments: Arguments, format: Format) -> Result<(), Failure> {
         Command::Get(options) => get::run(&find()?, &options, format),
         Command::Why(options) => why::run(&find()?, &options, format),
         Command::Delete(options) => delete::run(&find()?, &options, format),
+        Command::Import(options) => import::run(&options, format),
         Command::Child(options) => Err(process::become_child(&options)),
     }
 }

@@ -287,6 +287,24 @@ fn broken_configuration_files_are_named_with_line_and_key() {
 }
 
 #[test]
+fn broken_scheduler_configurations_are_named_with_line_and_field() {
+    let mut table = Table::new("import.txt", &[]);
+    for input in inputs("import") {
+        let printed = table.run(&["phalanx", "import", "--scheduler-conf", &input]);
+        assert_eq!(printed.out, "", "{printed:?}");
+        assert!(
+            printed.err.lines().all(|line| line.starts_with("error: ") && line.contains(&input)),
+            "{printed:?}"
+        );
+    }
+    for file in ["missing.conf", "import"] {
+        table.run(&["phalanx", "import", "--scheduler-conf", file]);
+    }
+    table.run(&["phalanx", "import"]);
+    table.finish(20);
+}
+
+#[test]
 fn wrong_flags_are_named_with_what_is_allowed() {
     let state = tempfile::tempdir().unwrap();
     let state_path = state.path().display().to_string();

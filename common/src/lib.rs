@@ -9,6 +9,7 @@ pub mod plan;
 pub mod planted;
 pub mod queue;
 pub mod resources;
+pub mod shadow;
 pub mod topology;
 pub mod units;
 pub mod wire;

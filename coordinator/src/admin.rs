@@ -21,6 +21,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use phalanx_common::shadow::ShadowReport;
 use phalanx_core::view::StateView;
 use serde::Deserialize;
 use serde_json::json;
@@ -32,6 +33,7 @@ use crate::api::{Api, ApiError};
 use crate::driver::Question;
 use crate::metrics::Metrics;
 use crate::progress::Progress;
+use crate::shadow::Comparison;
 
 /// Largest manifest taken.
 const BODY_BYTES: usize = 4 << 20;
@@ -62,6 +64,8 @@ pub struct AdminParts<A> {
     pub loopback: bool,
     /// The queue that exists without an object and cannot be deleted.
     pub default_queue: String,
+    /// What shadow mode has compared; `None` in any other mode.
+    pub shadow: Option<Arc<Comparison>>,
 }
 
 type Shared<A> = State<Arc<AdminParts<A>>>;
@@ -74,6 +78,7 @@ pub fn router<A: Api>(parts: AdminParts<A>) -> Router {
         .route("/v1/state", get(state::<A>))
         .route("/v1/explain/{namespace}/{name}", get(explain::explain::<A>))
         .route("/v1/events", get(events::<A>))
+        .route("/v1/shadow", get(shadow::<A>))
         .route("/v1/apply", post(objects::apply::<A>))
         .route("/v1/delete", post(objects::delete_text::<A>))
         .route("/v1/objects/{kind}", get(objects::list::<A>))
@@ -260,6 +265,16 @@ async fn state<A: Api>(State(parts): Shared<A>) -> Result<Json<StateView>, Failu
     Ok(Json(parts.view().await?))
 }
 
+async fn shadow<A: Api>(State(parts): Shared<A>) -> Result<Json<ShadowReport>, Failure> {
+    match &parts.shadow {
+        Some(compared) => Ok(Json(compared.report())),
+        None => {
+            let text = "this coordinator is not in shadow mode: it does what it decides; ask one that runs with --shadow";
+            Err(Failure::new(StatusCode::NOT_FOUND, text))
+        }
+    }
+}
+
 #[derive(Deserialize)]
 struct After {
     #[serde(default)]
@@ -281,8 +296,8 @@ async fn no_such_path(uri: axum::http::Uri) -> Failure {
     Failure::new(
         StatusCode::NOT_FOUND,
         format!(
-            "no such path {:?}; there are /healthz, /readyz, /metrics, /v1/state, /v1/events, /v1/apply, \
-             /v1/explain/NAMESPACE/NAME and /v1/objects/KIND[/NAMESPACE/NAME]",
+            "no such path {:?}; there are /healthz, /readyz, /metrics, /v1/state, /v1/events, /v1/shadow, \
+             /v1/apply, /v1/explain/NAMESPACE/NAME and /v1/objects/KIND[/NAMESPACE/NAME]",
             uri.path()
         ),
     )

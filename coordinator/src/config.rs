@@ -2,6 +2,7 @@
 //! where they stand, what is allowed and what was found.
 
 mod kubernetes;
+mod policy;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -90,6 +91,21 @@ pub struct RunArguments {
     /// Placements of a gang that may fail per minute before it has to wait [default: 30]
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub attempts_per_minute: Option<String>,
+    /// Gangs may take the place of less urgent ones of their queue [default: true]
+    #[arg(long, value_name = "BOOL")]
+    pub preempt: Option<String>,
+    /// Queues may take back what others have above their share [default: true]
+    #[arg(long, value_name = "BOOL")]
+    pub reclaim: Option<String>,
+    /// A gang that waited so long for room gets a hold [default: 5m]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub hold_after: Option<String>,
+    /// A victim that is not gone so long after its grace period is given up [default: 1m]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub victim_timeout: Option<String>,
+    /// A gang below its minimum for so long gives back what it has; or never [default: 5m]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub degraded_grace: Option<String>,
     /// Queue of gangs that name none [default: default]
     #[arg(long, value_name = "NAME")]
     pub default_queue: Option<String>,
@@ -102,6 +118,9 @@ pub struct RunArguments {
     /// Work on a Kubernetes cluster: objects are its API server's, and one of several replicas leads
     #[arg(long)]
     pub kubernetes: bool,
+    /// Decide, record and compare with the scheduler that serves these names; bind, evict and write nothing
+    #[arg(long)]
+    pub shadow: bool,
     /// The cluster's kubeconfig [default: the service account of the pod this runs in]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<String>,
@@ -141,7 +160,7 @@ pub struct RunArguments {
 }
 
 /// Keys that mean something in both modes, in the order of the flags.
-const COMMON_KEYS: [&str; 17] = [
+const COMMON_KEYS: [&str; 22] = [
     "state-dir",
     "listen",
     "admin",
@@ -155,6 +174,11 @@ const COMMON_KEYS: [&str; 17] = [
     "quarantine",
     "pods-timeout",
     "attempts-per-minute",
+    "preempt",
+    "reclaim",
+    "hold-after",
+    "victim-timeout",
+    "degraded-grace",
     "default-queue",
     "recording-file-mib",
     "recording-files",
@@ -162,17 +186,17 @@ const COMMON_KEYS: [&str; 17] = [
 ];
 
 /// All keys, in the order of the flags.
-pub(crate) const KEYS: [&str; 29] = {
-    let mut keys = [""; 29];
-    keys.split_at_mut(17).0.copy_from_slice(&COMMON_KEYS);
-    keys.split_at_mut(17).1.copy_from_slice(&kubernetes::KEYS);
+pub(crate) const KEYS: [&str; 35] = {
+    let mut keys = [""; 35];
+    keys.split_at_mut(22).0.copy_from_slice(&COMMON_KEYS);
+    keys.split_at_mut(22).1.copy_from_slice(&kubernetes::KEYS);
     keys
 };
 
 impl RunArguments {
-    fn flags(&self) -> [(&'static str, Option<String>); 29] {
-        let [remote, kubernetes] =
-            [self.admin_allow_remote, self.kubernetes].map(|is_set| is_set.then(|| "true".to_owned()));
+    fn flags(&self) -> [(&'static str, Option<String>); 35] {
+        let [remote, kubernetes, shadow] = [self.admin_allow_remote, self.kubernetes, self.shadow]
+            .map(|is_set| is_set.then(|| "true".to_owned()));
         [
             ("state-dir", self.state_dir.clone()),
             ("listen", self.listen.clone()),
@@ -187,10 +211,16 @@ impl RunArguments {
             ("quarantine", self.quarantine.clone()),
             ("pods-timeout", self.pods_timeout.clone()),
             ("attempts-per-minute", self.attempts_per_minute.clone()),
+            ("preempt", self.preempt.clone()),
+            ("reclaim", self.reclaim.clone()),
+            ("hold-after", self.hold_after.clone()),
+            ("victim-timeout", self.victim_timeout.clone()),
+            ("degraded-grace", self.degraded_grace.clone()),
             ("default-queue", self.default_queue.clone()),
             ("recording-file-mib", self.recording_file_mib.clone()),
             ("recording-files", self.recording_files.clone()),
             ("kubernetes", kubernetes),
+            ("shadow", shadow),
             ("kubeconfig", self.kubeconfig.clone()),
             ("context", self.context.clone()),
             ("namespace", self.namespace.clone()),
@@ -303,7 +333,7 @@ fn settings(values: &mut Values, in_kubernetes: bool) -> Settings {
             as u32,
         default_queue: default_queue(values, default.default_queue),
         kubelet_stops_pods: in_kubernetes,
-        ..Settings::default()
+        ..policy::read(values)
     };
     // Of two values that could not be read nothing can be said.
     if values.is_clean() && confirm_timeout_ms >= reservation_ms {
@@ -391,6 +421,8 @@ mod tests {
             "state-dir = \"/srv\"\nlisten = \"0.0.0.0:1\"\nadmin = \"0.0.0.0:2\"\nadmin-allow-remote = true\n\
              log-format = \"json\"\nreservation = \"20s\"\nconfirm-timeout = \"9s\"\nbinding-deadline = \"2m\"\n\
              resend = \"500ms\"\nrefusal-budget = 4\nquarantine = \"1m\"\npods-timeout = \"3m\"\nattempts-per-minute = 7\n\
+             preempt = false\nreclaim = false\nhold-after = \"1h\"\nvictim-timeout = \"30s\"\n\
+             degraded-grace = \"never\"\n\
              default-queue = \"team-a\"\nrecording-file-mib = 1\nrecording-files = 2\n",
         )
         .unwrap();
@@ -405,7 +437,11 @@ mod tests {
             attempts_per_minute: 7,
             default_queue: "team-a".to_owned(),
             kubelet_stops_pods: false,
-            ..Settings::default()
+            preempt: false,
+            reclaim: false,
+            hold_after_ms: Millis(3_600_000),
+            victim_timeout_ms: Millis(30_000),
+            degraded_grace_ms: None,
         };
         assert_eq!(config.settings, settings);
         // The flag of the helper wins over the file.

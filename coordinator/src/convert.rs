@@ -203,7 +203,13 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
     let metadata = &object.metadata;
     let task = object.annotation(TASK_SPEC).or_else(|| metadata.labels.get(TASK_SPEC).map(String::as_str));
     let task = task.unwrap_or(DEFAULT_TASK);
-    let (binding, mut warnings) = binding_of_pod(object);
+    let (mut binding, mut warnings) = binding_of_pod(object);
+    let mut term = object.annotation(TERM).map_or(0, term_counter);
+    if reading.is_in_shadow() {
+        // A term above ours would say that another one leads here, and our stand-ins know none of these leases.
+        term = 0;
+        binding = binding.map(|binding| PodBinding { lease: None, gpus: Vec::new(), ..binding });
+    }
     let policy = policy::of_pod(object, &pod, task, &mut warnings);
     let mut blockers = pod.blockers;
     let claims = if reading.has_volumes() {
@@ -239,7 +245,7 @@ fn pod_event(reading: &Reading, object: &Object) -> Converted {
         phase: phase(object),
         binding,
         deleting: metadata.deletion.is_some(),
-        term: object.annotation(TERM).map_or(0, term_counter),
+        term,
         group_uid: Arc::from(object.annotation(POD_GROUP_UID).unwrap_or_default()),
         policy,
     };

@@ -32,7 +32,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::convert::claims::Claims;
 use crate::convert::{self, Converted, PlansTold, Reading};
-use crate::driver::{self, Driver, Inputs, Permit, Senders};
+use crate::driver::{self, Driver, Inputs, Messages, Permit, Senders};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::recorder::{Recorder, RecorderError};
@@ -244,6 +244,7 @@ impl Coordinator {
                 answers_only: false,
                 loopback: admin_address.ip().is_loopback(),
                 default_queue: config.settings.default_queue.clone(),
+                shadow: None,
             },
             stopping,
             &mut others,
@@ -262,11 +263,11 @@ impl Coordinator {
             metrics: Arc::clone(&metrics),
             progress,
             permit: Permit::always(),
+            messages: Messages::default(),
         });
         let term = Term { counter: api.raise_term(0).await?, incarnation };
         follow(&api, &mut driver, term, &senders, &metrics, &mut others).await?;
-        let pods = run_pods(&api, clock, &metrics, &mut others).await?;
-        let overtaken = driver.overtaken();
+        let (pods, overtaken) = (run_pods(&api, clock, &metrics, &mut others).await?, driver.overtaken());
         let driver = tokio::spawn(run(driver, inputs));
         ready.store(true, Ordering::Release);
         let agents = let_in(quic, api.cluster_id(), term_told, senders.agents, pods, &metrics);

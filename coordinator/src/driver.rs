@@ -63,6 +63,16 @@ impl fmt::Debug for Permit {
     }
 }
 
+/// How messages reach agents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Messages {
+    /// Over the connections that agents have made.
+    #[default]
+    ByConnection,
+    /// Through the writer, which answers for the agents: none are connected.
+    ByWriter,
+}
+
 /// What the loop works with.
 #[derive(Debug)]
 pub struct Parts {
@@ -82,6 +92,8 @@ pub struct Parts {
     pub progress: Arc<Progress>,
     /// The loop ends where it does not hold.
     pub permit: Permit,
+    /// How messages reach agents.
+    pub messages: Messages,
 }
 
 /// The loop's state.
@@ -102,10 +114,14 @@ impl Driver {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         parts.metrics.recording.set(1);
+        let narrator = match parts.messages {
+            Messages::ByConnection => Narrator::default(),
+            Messages::ByWriter => Narrator::in_shadow(),
+        };
         Self {
             parts,
             sessions: Sessions::default(),
-            narrator: Narrator::default(),
+            narrator,
             backlog: VecDeque::new(),
             actions: Vec::new(),
             passed: None,
@@ -292,7 +308,7 @@ impl Driver {
         match action.command {
             // A process that was stopped between the pass and this must not speak for one that leads no more.
             Command::Send { .. } if !self.parts.permit.holds() => {}
-            Command::Send { node, session, message } => {
+            Command::Send { node, session, message } if self.parts.messages == Messages::ByConnection => {
                 if self.sessions.send(session, &node, *message).is_err() {
                     self.parts.metrics.unsent.inc();
                 }

@@ -21,5 +21,6 @@ pub mod progress;
 pub mod recorder;
 pub mod replay;
 pub mod runner;
+pub mod shadow;
 pub mod watch;
 pub mod writer;

@@ -12,6 +12,7 @@ use phalanx_coordinator::config::{Config, KubernetesConfig, RunArguments, defaul
 use phalanx_coordinator::coordinator::{Coordinator, issue_agent};
 use phalanx_coordinator::kubernetes::run::{End, Replica};
 use phalanx_coordinator::replay::{self, ReplayArguments, ReplayError};
+use phalanx_coordinator::shadow::Shadow;
 use phalanx_process::{LogFormat, outlive_file_limits, start_log};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -65,22 +66,41 @@ fn run(arguments: &RunArguments) -> Result<ExitCode> {
         let clean = runtime.block_on(run_until_signal(&config))?;
         return Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     };
+    if kubernetes.shadow {
+        let clean = runtime.block_on(run_shadow(&config, kubernetes))?;
+        return Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     let end = runtime.block_on(run_replica(&config, kubernetes))?;
     // At once: whatever a thread of it still does would be done by one that leads no more.
     std::process::exit(end.exit_code().into())
 }
 
-async fn run_replica(config: &Config, kubernetes: &KubernetesConfig) -> Result<End> {
-    // Before the start: a signal during it must not kill half-way.
+/// Ends at a signal. Asked for before the start: a signal during it must not kill half-way.
+fn stopped() -> Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
-    let _too_large = outlive_file_limits().context("SIGXFSZ")?;
-    let stop = async move {
+    Ok(async move {
         tokio::select! {
             _ = terminate.recv() => tracing::info!("SIGTERM: the coordinator stops"),
             _ = interrupt.recv() => tracing::info!("SIGINT: the coordinator stops"),
         }
+    })
+}
+
+async fn run_shadow(config: &Config, kubernetes: &KubernetesConfig) -> Result<bool> {
+    let stop = stopped()?;
+    let _too_large = outlive_file_limits().context("SIGXFSZ")?;
+    tokio::pin!(stop);
+    let shadow = tokio::select! {
+        shadow = Shadow::start(config, kubernetes) => shadow?,
+        () = &mut stop => return Ok(true),
     };
+    Ok(shadow.run(stop).await)
+}
+
+async fn run_replica(config: &Config, kubernetes: &KubernetesConfig) -> Result<End> {
+    let stop = stopped()?;
+    let _too_large = outlive_file_limits().context("SIGXFSZ")?;
     tokio::pin!(stop);
     let replica = tokio::select! {
         replica = Replica::start(config, kubernetes) => replica?,

@@ -16,9 +16,9 @@ pub mod queue;
 pub mod reader;
 pub mod selector;
 mod shape;
-pub mod tree;
 
 pub use document::parse;
+pub use phalanx_text::tree;
 pub use reader::{Diagnostic, Severity};
 
 use crate::api::Object;

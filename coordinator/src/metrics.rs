@@ -1,5 +1,7 @@
 //! Numbers for Prometheus. Labels take values from closed lists only, so that no user can make more of them.
 
+mod shadow;
+
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
 
@@ -14,6 +16,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+
+pub use self::shadow::ShadowMetrics;
 
 /// A label whose value is a name of the program's text, never a user's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,6 +103,8 @@ pub struct Metrics {
     pub recording: Gauge,
     /// Times the watch had to begin anew.
     pub relists: Counter,
+    /// Numbers of shadow mode.
+    pub shadow: ShadowMetrics,
 }
 
 impl Default for Metrics {
@@ -129,6 +135,7 @@ impl Default for Metrics {
             storage_failed: Gauge::default(),
             recording: Gauge::default(),
             relists: Counter::default(),
+            shadow: ShadowMetrics::default(),
             registry: Registry::default(),
         };
         registry.register("events", "Facts given to the core", metrics.events.clone());
@@ -161,13 +168,11 @@ impl Default for Metrics {
         registry.register("pass_seconds", "Time of one pass of the core", metrics.pass_seconds.clone());
         registry.register("writer_backlog", "Actions that wait for the writer", metrics.backlog.clone());
         registry.register("plan_objects", "Writes of objects of plans", metrics.plan_objects.clone());
-        registry.register(
-            "storage_failed",
-            "1 while objects cannot be written",
-            metrics.storage_failed.clone(),
-        );
+        let storage_failed = metrics.storage_failed.clone();
+        registry.register("storage_failed", "1 while objects cannot be written", storage_failed);
         registry.register("recording", "1 while everything is recorded", metrics.recording.clone());
         registry.register("watch_relists", "Times the watch began anew", metrics.relists.clone());
+        metrics.shadow.register(&mut registry);
         let metrics = Self { registry, ..metrics };
         metrics.make_all_series();
         metrics

@@ -72,9 +72,17 @@ impl Progress {
 pub struct Narrator {
     /// Phase and reason code told last.
     told: BTreeMap<GangName, (GangPhase, Option<&'static str>)>,
+    /// Stands before what is only decided, in shadow mode.
+    would_be: &'static str,
 }
 
 impl Narrator {
+    /// Of a coordinator that does nothing of it.
+    #[must_use]
+    pub fn in_shadow() -> Self {
+        Self { would_be: "would be ", ..Self::default() }
+    }
+
     /// Adds what a command means for those who look on, where it means something.
     pub fn tell(&mut self, at: Time, command: &Command, progress: &Progress) {
         match command {
@@ -98,12 +106,16 @@ impl Narrator {
                 nodes.sort_unstable();
                 nodes.dedup();
                 let gpus: usize = plan.pods.iter().map(|pod| pod.gpus.len()).sum();
-                let text =
-                    format!("committed: {} pods, {gpus} GPUs on {}", plan.pods.len(), nodes.join(", "));
+                let text = format!(
+                    "{}committed: {} pods, {gpus} GPUs on {}",
+                    self.would_be,
+                    plan.pods.len(),
+                    nodes.join(", ")
+                );
                 progress.add(at, Subject::Gang, &plan.gang, text);
             }
             Command::Evict { name, cause, .. } => {
-                progress.add(at, Subject::Pod, name, format!("evicted: {cause}"));
+                progress.add(at, Subject::Pod, name, format!("{}evicted: {cause}", self.would_be));
             }
             Command::AnnounceEviction { name, at: then, cause, .. } => {
                 let text = format!("told that it will be evicted at {}: {cause}", format_time(*then));

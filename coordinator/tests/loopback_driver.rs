@@ -13,7 +13,7 @@ use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, Hello, ToAgent};
 use phalanx_coordinator::agents::{AgentInput, AgentServer, AgentServerParts, NotSent, Outbox, PodReport};
 use phalanx_coordinator::clock::Clock;
-use phalanx_coordinator::driver::{Driver, Parts, Permit, Question, channels};
+use phalanx_coordinator::driver::{Driver, Messages, Parts, Permit, Question, channels};
 use phalanx_coordinator::metrics::Metrics;
 use phalanx_coordinator::progress::Progress;
 use phalanx_coordinator::recorder::{Recorder, RecordingLimits};
@@ -67,6 +67,7 @@ async fn with_a_writer_that_takes_nothing_questions_are_answered_and_nothing_is_
         metrics: Arc::clone(&metrics),
         progress: Arc::new(Progress::default()),
         permit: Permit::always(),
+        messages: Messages::default(),
     });
     driver.begin([Event::Started { term: Term { counter: 1, incarnation: 1 } }]).await;
     let driver = tokio::spawn(driver.run(inputs));

@@ -58,9 +58,6 @@ impl Core {
 
     /// What keeps a gang's minimum from what is guaranteed to others; true where it could never have it.
     pub(crate) fn check_guarantee(&self, key: GangKey, required: &Required) -> Option<(Reason, bool)> {
-        if !self.queues.has_guarantees {
-            return None;
-        }
         let gang = self.gangs.gangs.get(&key)?;
         let mut asked = Amounts::default();
         required.pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts.of_pod()));
@@ -74,19 +71,27 @@ impl Core {
         placed: &Amounts,
         asked: &Amounts,
     ) -> Option<(Reason, bool)> {
+        if !self.queues.has_guarantees {
+            return None;
+        }
         let kept = self.queues.guaranteed_to_others(queue);
+        let guaranteed = self.queues.all_guaranteed_to_others(queue);
         let capacity = &self.queues.capacity;
         let all = self.queues.get(&QueueName::from(ROOT))?;
+        let is_never = |key: &ResourceKey| {
+            let sum = guaranteed.get(*key).saturating_add(asked.get(*key));
+            guaranteed.get(*key) > 0 && asked.get(*key) > 0 && sum > capacity.get(*key)
+        };
         let is_short = |key: &ResourceKey| {
             let parts = [all.allocated.get(*key), placed.get(*key), asked.get(*key)];
             let sum = parts.into_iter().fold(kept.get(*key), u64::saturating_add);
             kept.get(*key) > 0 && asked.get(*key) > 0 && sum > capacity.get(*key)
         };
-        let key = kept.keys().find(is_short)?;
-        let owners = self.queues.owners_of_guarantees(queue, key);
-        let of_others = self.queues.guarantee_of(&QueueName::from(ROOT));
-        let never = of_others.get(key).saturating_sub(self.queues.guarantee_above(queue).get(key));
-        let never = never.saturating_add(asked.get(key)) > capacity.get(key);
+        let never = guaranteed.keys().find(is_never);
+        let key = never.or_else(|| kept.keys().find(is_short))?;
+        let never = never.is_some();
+        let kept = if never { guaranteed } else { kept };
+        let owners = self.queues.owners_of_guarantees(queue, key, never);
         let held = QueueHeld::Guaranteed {
             queue: queue.clone(),
             resource: Arc::from(self.cluster.resources.name(key)),
@@ -95,6 +100,7 @@ impl Core {
             kept: kept.get(key),
             owners,
             asked: asked.get(key),
+            never,
         };
         Some((Reason::Queue(Box::new(held)), never))
     }

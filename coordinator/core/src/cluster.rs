@@ -63,7 +63,7 @@ pub(crate) struct Node {
     /// What is held of it, by gang.
     #[serde(default)]
     pub(crate) holds: BTreeMap<GangKey, NodeHold>,
-    /// GPUs that pods of others have; which ones nobody tells.
+    /// GPUs that pods of others have, and pods of ours that somebody else bound; which ones nobody tells.
     #[serde(default)]
     pub(crate) others_gpus: u64,
     /// Healthy GPUs without holder, but for the last of them where others have some.
@@ -363,13 +363,16 @@ impl Cluster {
     pub(crate) fn take(&mut self, index: NodeIndex, taken: &Taken) {
         let node = &mut self.nodes[index.0 as usize];
         node.used.add(&taken.amounts, &taken.ports);
+        node.others_gpus = node.others_gpus.saturating_add(taken.unnamed_gpus());
         self.set_holders(index, &taken.gpus, None, Some(taken.lease));
         self.refresh(index);
     }
 
     /// Gives resources back.
     pub(crate) fn give_back(&mut self, index: NodeIndex, taken: &Taken) {
-        self.nodes[index.0 as usize].used.subtract(&taken.amounts, &taken.ports);
+        let node = &mut self.nodes[index.0 as usize];
+        node.used.subtract(&taken.amounts, &taken.ports);
+        node.others_gpus = node.others_gpus.saturating_sub(taken.unnamed_gpus());
         self.set_holders(index, &taken.gpus, Some(taken.lease), None);
         self.room_generation += 1;
         self.end_stand(index, taken);

@@ -153,6 +153,8 @@ impl Core {
             order,
             phase: Phase::Queued,
             was_whole: false,
+            whole_minimum: 0,
+            whole_pods: 0,
             reason: None,
             charge: Amounts::default(),
             wants: Amounts::default(),

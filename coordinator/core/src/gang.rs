@@ -30,6 +30,11 @@ pub(crate) struct Gang {
     /// Its minimum was bound together since it last began anew: what is missing now was lost, or ended.
     #[serde(default)]
     pub(crate) was_whole: bool,
+    /// Its minimum, and how many pods it had, when it was whole last; zero where that is not known.
+    #[serde(default)]
+    pub(crate) whole_minimum: u32,
+    #[serde(default)]
+    pub(crate) whole_pods: u32,
     pub(crate) reason: Option<Reason>,
     /// `spec.minResources` as numbers.
     pub(crate) min_amounts: Amounts,

@@ -25,6 +25,9 @@ impl Core {
         // What runs now may be evicted.
         self.eviction_news |= before != after && after == PhaseKind::Running;
         self.move_order(key, order);
+        if after == PhaseKind::Running && before != after {
+            self.note_size(key);
+        }
         self.count_move(key, before, after);
         if after != PhaseKind::Admitted && !planted::is(Bug::CountTwice) {
             self.charge_admission(key, Amounts::default());

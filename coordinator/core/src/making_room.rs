@@ -281,9 +281,9 @@ impl Core {
         }
         let Some(room) = self.rooms.get(&key) else { return };
         let late = room.victims.iter().find(|(_, victim)| victim.gone_by.is_some_and(|at| at <= now));
-        if let Some((_, victim)) = late {
-            let victim = victim.clone();
-            return self.give_victim_up(key, &victim, now, actions);
+        if let Some((uid, victim)) = late {
+            let (uid, victim) = (uid.clone(), victim.clone());
+            return self.give_victim_up(key, &uid, &victim, now, actions);
         }
         let due: Vec<PodUid> = room
             .victims
@@ -383,18 +383,25 @@ impl Core {
         true
     }
 
-    /// A victim does not go: its node is not to be trusted, and another plan is made.
-    fn give_victim_up(&mut self, key: GangKey, victim: &Victim, now: Time, actions: &mut Vec<Action>) {
+    /// A victim does not go, and another plan is made. Where it was told to, its node's kubelet is not to be trusted.
+    fn give_victim_up(
+        &mut self,
+        key: GangKey,
+        uid: &PodUid,
+        victim: &Victim,
+        now: Time,
+        actions: &mut Vec<Action>,
+    ) {
         let lease = victim.lease.and_then(|lease| self.leases.leases.get(&lease));
-        let node = lease.map(|lease| lease.node);
+        let is_told = self.gangs.pods.get(uid).is_none_or(|pod| pod.spec.deleting);
         let pod = &victim.name.name;
-        if let Some(node) = node {
+        if let Some(node) = lease.map(|lease| lease.node).filter(|_| is_told) {
             let until = now + SUSPECT_FOR;
             self.cluster.close_until(node, &format!("{pod} did not end in time"), until, EarlyEnd::Release);
             self.timers.insert((until, Timer::Quarantine(node)));
         }
         self.drop_room(key, &format!("{pod} did not end in time"), now, actions);
-        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+        if let Some(gang) = self.gangs.gangs.get_mut(&key).filter(|_| is_told) {
             // The next plan leaves that node out: there is nothing to wait for.
             gang.evict_not_before = now;
         }

@@ -160,7 +160,7 @@ impl Core {
         let ids = self.leases.by_node.get(&lease.node).into_iter().flatten();
         let staying = ids.filter_map(|id| self.leases.leases.get(id));
         for other in staying.filter(|other| other.wanted != LeaseState::Gone) {
-            gpus_held += node.healthy_of(&other.taken.gpus);
+            gpus_held += node.healthy_of(&other.taken.gpus).max(other.taken.unnamed_gpus());
             if other.taken.lease != id {
                 used.add(&other.taken.amounts, &other.taken.ports);
             }

@@ -49,6 +49,8 @@ struct More {
     waiting: u32,
     /// What holds the first of them up.
     first: Option<Held>,
+    /// When one of them may be placed that nothing else holds up.
+    look_again: Option<Time>,
     shape: GangShape,
 }
 
@@ -170,52 +172,17 @@ impl Core {
         self.check_admissible(gang).map_err(queued)?;
         let required = self.required(gang);
         let charge = Self::admission_charge(gang, &required);
-        let order = gang.order;
         if let Some(reason) =
             behind.filter(|_| self.queues.above_ceiling(&gang.spec.queue, &charge).is_none())
         {
             return Err(queued(reason));
         }
-        let behind = match self.check_quota(key, order, &required, &charge) {
-            Ok(behind) => behind,
-            Err(reason) => {
-                if let Some(never) = self.never_fits_still(key, &required, failed) {
-                    return Err(queued(never));
-                }
-                // What it waits for in the first place, once it gave its quota away, are its pods.
-                let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
-                let reason = pods.and_then(|gang| self.check_pods(gang, &required).err()).unwrap_or(reason);
-                match self.evict_for_quota(key, &required, &charge, reason, now) {
-                    Ok(behind) => behind,
-                    Err(reason) => return Err(queued(reason)),
-                }
-            }
-        };
+        let behind = self.find_quota(key, &required, &charge, failed, now).map_err(queued)?;
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         if matches!(gang.phase, Phase::Queued) {
             self.set_phase(key, Phase::Admitted);
         }
-        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
-        match self.check_pods(gang, &required) {
-            Err(reason @ (Reason::PodBlocked { .. } | Reason::PodGated { .. } | Reason::Claim(_))) => {
-                return Err(queued(reason));
-            }
-            // Its pods are being created: the charge stands already, so that they find their quota.
-            Err(reason) => {
-                if let Some(reason) = self.larger_than_all_nodes(&charge) {
-                    return Err(queued(reason));
-                }
-                self.push_back(&behind);
-                self.charge_admission(key, charge);
-                self.note_pods_missing(key);
-                return Err(admitted(reason));
-            }
-            Ok(()) => {
-                if let Some(gang) = self.gangs.gangs.get_mut(&key) {
-                    gang.pods_missing_since = None;
-                }
-            }
-        }
+        self.await_pods(key, &required, &charge, &behind)?;
         if self.rooms.contains_key(&key) && !self.lacks(key, &charge).is_empty() {
             // There may be room for it; its quota is still with those that go for it.
             self.charge_admission(key, charge);
@@ -239,6 +206,61 @@ impl Core {
                 self.push_back(&behind);
                 self.charge_admission(key, charge);
                 Err(admitted(reason))
+            }
+        }
+    }
+
+    /// Quota for a gang's minimum, and who is to give way for it.
+    fn find_quota(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        charge: &Amounts,
+        failed: &mut Failed,
+        now: Time,
+    ) -> Result<Vec<GangKey>, Reason> {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(Vec::new()) };
+        let reason = match self.check_quota(key, gang.order, required, charge) {
+            Ok(behind) => return Ok(behind),
+            Err(reason) => reason,
+        };
+        if let Some(never) = self.never_fits_still(key, required, failed) {
+            return Err(never);
+        }
+        // What it waits for in the first place, once it gave its quota away, are its pods.
+        let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
+        let reason = pods.and_then(|gang| self.check_pods(gang, required).err()).unwrap_or(reason);
+        self.evict_for_quota(key, required, charge, reason, now)
+    }
+
+    /// The pods of a gang that has its quota are all there. While they are being made its charge stands already, so that
+    /// they find their quota.
+    fn await_pods(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        charge: &Amounts,
+        behind: &[GangKey],
+    ) -> Result<(), (Reason, PhaseKind)> {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
+        match self.check_pods(gang, required) {
+            Err(reason @ (Reason::PodBlocked { .. } | Reason::PodGated { .. } | Reason::Claim(_))) => {
+                Err((reason, PhaseKind::Queued))
+            }
+            Err(reason) => {
+                if let Some(reason) = self.larger_than_all_nodes(charge) {
+                    return Err((reason, PhaseKind::Queued));
+                }
+                self.push_back(behind);
+                self.charge_admission(key, charge.clone());
+                self.note_pods_missing(key);
+                Err((reason, PhaseKind::Admitted))
+            }
+            Ok(()) => {
+                if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+                    gang.pods_missing_since = None;
+                }
+                Ok(())
             }
         }
     }
@@ -362,12 +384,19 @@ impl Core {
             return;
         }
         let mut more = self.place_more(key, failed, now);
-        let is_new = !gang.was_whole && gang.phase.cut_short().is_none();
+        let is_new = (!gang.was_whole || gang.is_minimum_raised()) && gang.phase.cut_short().is_none();
+        if let Some(at) = more.look_again {
+            self.timers.insert((at, Timer::Gang(key)));
+        }
         let placed: Vec<PodUid> = more.placed.iter().map(|place| place.pod.clone()).collect();
         if is_new && !self.has_minimum(key, &placed) {
-            // Somebody else bound some of it: its rest comes together or not at all, as at any start.
+            // Somebody else bound some of it, or it needs more than it did: its rest comes together or not at all, as at
+            // any start.
             more.waiting += u32::try_from(placed.len()).unwrap_or(u32::MAX);
             more.placed.clear();
+            if let Some(rest) = self.rest_that_does_not_fit(key, &more.shape, now) {
+                more.first = Some(rest);
+            }
         }
         if let Err(reason) = self.check_attempts(key, now) {
             self.set_waiting_reason(key, more.waiting, Some(reason));
@@ -382,11 +411,24 @@ impl Core {
             Some(Held::ByRoom(one, shortfall)) => {
                 let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
                 failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
+                let minimum = self.gangs.gangs.get(&key).map_or(0, |gang| gang.spec.min_member);
+                let reason = reason.beside_bound(minimum.saturating_sub(one.minimum));
                 Some(if never { reason } else { self.evict_for_missing(key, reason, now) })
             }
             None => None,
         };
         self.set_waiting_reason(key, more.waiting, cause);
+    }
+
+    /// Of a gang whose rest comes together: what of it finds no room.
+    fn rest_that_does_not_fit(&self, key: GangKey, shape: &GangShape, now: Time) -> Option<Held> {
+        let gang = self.gangs.gangs.get(&key)?;
+        let tally = self.gangs.tally(&gang.spec.name);
+        let minimum = gang.spec.min_member.saturating_sub(tally.live + tally.succeeded);
+        let mut pods = self.candidates(gang);
+        pods.truncate(usize::try_from(minimum).unwrap_or(usize::MAX));
+        let shortfall = place(&self.cluster, &mut self.overlay_for(key, now), shape, &pods).err()?;
+        Some(Held::ByRoom(Required { pods, minimum, all: minimum }, shortfall))
     }
 
     fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
@@ -396,7 +438,7 @@ impl Core {
     /// Plans single pods of a gang that runs.
     fn place_more(&self, key: GangKey, failed: &Failed, now: Time) -> More {
         let shape = self.shape(key);
-        let mut more = More { placed: Vec::new(), waiting: 0, first: None, shape };
+        let mut more = More { placed: Vec::new(), waiting: 0, first: None, look_again: None, shape };
         let Some(gang) = self.gangs.gangs.get(&key) else { return more };
         let mut asked = Amounts::default();
         let gone = Gone::from([(gang.spec.queue.clone(), gang.charge.clone())]);
@@ -413,6 +455,10 @@ impl Core {
             } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &need.amounts.of_pod())
             {
                 Held::Known(reason)
+            } else if let Some(until) = self.patience_with(gang, &one.pods[0].pod) {
+                more.look_again = more.look_again.max(Some(until));
+                let step = "its PodGroup may be about to ask for more pods: they start together then";
+                Held::Known(Reason::InProgress { step: Arc::from(step) })
             } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
                 Held::Known(reason.clone())
             } else if more.first.is_some() && too_large.contains(&kind) {

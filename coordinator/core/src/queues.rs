@@ -99,3 +99,77 @@ fn amounts_problem(spec: &QueueSpec) -> Option<(&'static str, String)> {
         })
     })
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName};
+
+    use super::*;
+
+    fn queue(name: &str, parent: Option<&str>) -> QueueSpec {
+        QueueSpec { parent: parent.map(QueueName::from), ..QueueSpec::new(QueueName::from(name)) }
+    }
+
+    fn gpus(amount: u64) -> Resources {
+        Resources::new().with(ResourceName::known(NVIDIA_GPU), amount)
+    }
+
+    fn texts(specs: &[QueueSpec]) -> Vec<String> {
+        problems(specs).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_tree_in_order_has_no_problem() {
+        let mut chain = vec![queue("root", None), queue("l1", Some("root"))];
+        for level in 2..=MOST_LEVELS {
+            chain.push(queue(&format!("l{level}"), Some(&format!("l{}", level - 1))));
+        }
+        // Children may have a higher ceiling than their parent: they act as if they had its own.
+        chain[2].capability = gpus(8);
+        chain[1].capability = gpus(4);
+        assert_eq!(texts(&chain), Vec::<String>::new());
+    }
+
+    #[test]
+    fn parents_must_be_there_above_and_not_too_far_from_the_root() {
+        let mut specs = vec![
+            queue("a", Some("nowhere")),
+            queue("b", Some("b")),
+            queue("c", Some("d")),
+            queue("d", Some("c")),
+        ];
+        specs.push(queue("below-c", Some("c")));
+        specs.push(queue("l1", None));
+        for level in 2..=MOST_LEVELS + 2 {
+            specs.push(queue(&format!("l{level}"), Some(&format!("l{}", level - 1))));
+        }
+        let expected = [
+            "queue a: parent: queue nowhere does not exist",
+            "queue b: parent: is the queue itself",
+            "queue c: parent: is d, which is below it: d > c",
+            "queue d: parent: is c, which is below it: c > d",
+            "queue l6: parent: is l5, which puts it 6 levels below root; at most 5 are allowed",
+            "queue l7: parent: is l6, which puts it 7 levels below root; at most 5 are allowed",
+        ];
+        assert_eq!(texts(&specs), expected);
+    }
+
+    #[test]
+    fn amounts_are_compared_by_resource() {
+        let mut under = queue("under", None);
+        (under.guarantee, under.deserved, under.capability) = (gpus(2), gpus(4), gpus(8));
+        assert_eq!(texts(&[under.clone()]), Vec::<String>::new());
+        // What the larger one does not name has no limit.
+        let mut other = under.clone();
+        other.guarantee = Resources::new().with(ResourceName::known(CPU), 4000);
+        assert_eq!(texts(&[other]), Vec::<String>::new());
+        let mut above = under.clone();
+        above.guarantee = gpus(5);
+        let text = "queue under: guarantee: nvidia.com/gpu is 5, above deserved 4 (guarantee <= deserved <= capability)";
+        assert_eq!(texts(&[above]), [text]);
+        under.deserved = gpus(9);
+        let text = "queue under: deserved: nvidia.com/gpu is 9, above capability 8 (guarantee <= deserved <= capability)";
+        assert_eq!(texts(&[under]), [text]);
+    }
+}

@@ -194,6 +194,17 @@ impl Reason {
         matches!(self, Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. })
     }
 
+    /// The same where it is only about the rest of a gang, of which so many pods are bound.
+    pub(crate) fn beside_bound(mut self, bound: u32) -> Self {
+        let lower_to = match &mut self {
+            Self::NoRoom(room) | Self::NodesClosed { room, .. } => &mut room.lower_to,
+            Self::LargerThanCluster { lower_to, .. } => lower_to,
+            _ => return self,
+        };
+        *lower_to = lower_to.map(|count| count.saturating_add(bound));
+        self
+    }
+
     /// It can never run unless its object, its queue or the nodes change.
     pub(crate) fn is_lasting(&self) -> bool {
         match self {

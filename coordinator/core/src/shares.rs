@@ -202,7 +202,7 @@ impl Queues {
     }
 
     /// Names with their distance from the root, the farthest first.
-    fn from_below(&self) -> Vec<QueueName> {
+    fn names_upwards(&self) -> Vec<QueueName> {
         let mut names: Vec<(Reverse<usize>, QueueName)> =
             self.queues.keys().map(|name| (Reverse(self.up_from(name).count()), name.clone())).collect();
         names.sort_unstable();
@@ -215,7 +215,7 @@ impl Queues {
             queue.demand = Amounts::default();
             queue.kept = Amounts::default();
         }
-        for name in self.from_below() {
+        for name in self.names_upwards() {
             let asks = self.set_aside(&name).is_none();
             let Some(queue) = self.queues.get_mut(&name) else { continue };
             let mut demand = std::mem::take(&mut queue.demand);
@@ -329,5 +329,82 @@ impl Core {
     pub(crate) fn deserved(&mut self, queue: &QueueName) -> Share {
         self.refresh_shares();
         self.queues.get(queue).map(|queue| queue.share.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shares of queues a, b, c … as (weight, least, most).
+    fn filled(total: u64, queues: &[(u64, u64, u64)]) -> Vec<u64> {
+        let names: Vec<QueueName> =
+            (0..queues.len()).map(|at| QueueName::from(format!("q{at:03}").as_str())).collect();
+        let sharers: Vec<Sharer<'_>> = names
+            .iter()
+            .zip(queues)
+            .map(|(name, (weight, least, most))| Sharer { name, weight: *weight, least: *least, most: *most })
+            .collect();
+        fill(total, &sharers)
+    }
+
+    #[test]
+    fn shares_follow_weights_within_what_is_asked_for() {
+        assert_eq!(filled(400, &[(1, 0, 400), (3, 0, 400)]), [100, 300]);
+        // Capped by demand: the other one gets what is left.
+        assert_eq!(filled(8, &[(1, 0, 8), (3, 0, 2)]), [6, 2]);
+        assert_eq!(filled(100, &[(1, 0, 80), (1, 0, 20)]), [80, 20]);
+        assert_eq!(filled(100, &[(1, 0, 40), (1, 0, 60)]), [40, 60]);
+        assert_eq!(filled(8, &[(1, 0, 0), (1, 0, 1), (1, 0, 7)]), [0, 1, 7]);
+        // No less than is guaranteed, also where that is more than weights give.
+        assert_eq!(filled(8, &[(1, 6, 8), (7, 0, 8)]), [6, 2]);
+        assert_eq!(filled(4, &[(1, 3, 3), (1, 3, 3)]), [3, 3]);
+        // What does not divide goes to who lacks most of the next, then by name.
+        assert_eq!(filled(1, &[(1, 0, 5), (1, 0, 5), (1, 0, 5)]), [1, 0, 0]);
+        assert_eq!(filled(8, &[(1, 0, 8), (1, 0, 8), (1, 0, 8)]), [3, 3, 2]);
+        assert_eq!(filled(10, &[(3, 0, 10), (4, 0, 10)]), [4, 6]);
+        assert_eq!(filled(0, &[(1, 0, 5)]), [0]);
+        assert_eq!(filled(5, &[]), Vec::<u64>::new());
+        assert_eq!(
+            filled(u64::MAX, &[(65_535, 0, u64::MAX), (1, 0, u64::MAX)]).iter().sum::<u64>(),
+            u64::MAX
+        );
+    }
+
+    /// Poured one by one into whoever has least for its weight: the same in a simple way, up to what does not divide.
+    #[test]
+    fn shares_are_those_of_a_simple_model() {
+        let mut state = 7_u64;
+        let mut next = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for _ in 0..3_000 {
+            let queues: Vec<(u64, u64, u64)> = (0..=next(5))
+                .map(|_| {
+                    let least = next(6);
+                    (next(4) + 1, least, least + next(30))
+                })
+                .collect();
+            let total = next(80);
+            let shares = filled(total, &queues);
+            let most: u64 = queues.iter().map(|(_, _, most)| most).sum();
+            let least: u64 = queues.iter().map(|(_, least, _)| least).sum();
+            assert_eq!(
+                shares.iter().sum::<u64>(),
+                total.min(most).max(least),
+                "{total} of {queues:?}: {shares:?}"
+            );
+            for (at, (weight, least, most)) in queues.iter().enumerate() {
+                assert!((*least..=*most).contains(&shares[at]), "{total} of {queues:?}: {shares:?}");
+                for (other_at, (other_weight, other_least, _)) in queues.iter().enumerate() {
+                    // Nobody who could have more has a whole one less, for its weight, than one who could do with less.
+                    let (mine, theirs) = (shares[at], shares[other_at]);
+                    let is_envious = mine < *most && theirs > *other_least;
+                    let has_less = (mine + 1) * other_weight < theirs.saturating_sub(1) * weight;
+                    assert!(!(is_envious && has_less), "{total} of {queues:?}: {shares:?}");
+                }
+            }
+        }
     }
 }

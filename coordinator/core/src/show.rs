@@ -131,6 +131,7 @@ impl Core {
                 .preempted
                 .clone()
                 .map(|(by, at)| Reason::Preempted(Box::new(Preempted { by, at, cause: None }))),
+            PhaseKind::Degraded if gang.is_minimum_raised() && gang.reason.is_some() => gang.reason.clone(),
             PhaseKind::Degraded | PhaseKind::Evicting => match &gang.phase {
                 crate::phase::Phase::Degraded { cause, .. } | crate::phase::Phase::Evicting { cause, .. } => {
                     step(cause)

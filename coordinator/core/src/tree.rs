@@ -178,19 +178,38 @@ impl Queues {
         self.up_from(name).any(|(known, _)| known == above)
     }
 
-    /// Those of them that something of a resource is set aside for.
-    pub(crate) fn owners_of_guarantees(&self, name: &QueueName, key: ResourceKey) -> Vec<QueueName> {
-        let own: Vec<&QueueName> = self.up_from(name).map(|(name, _)| name).collect();
-        let lacks = |(_, queue): &(&QueueName, &Queue)| {
-            queue.unmet.get(key) > 0 && queue.unmet.get(key) > queue.below_unmet.get(key)
+    /// Those that something of a resource is set aside for: the topmost of each branch. `all`: those who use it too.
+    pub(crate) fn owners_of_guarantees(
+        &self,
+        name: &QueueName,
+        key: ResourceKey,
+        all: bool,
+    ) -> Vec<QueueName> {
+        let is_owner = |child: &QueueName| {
+            let kept = |queue: &Queue| if all { queue.kept.get(key) } else { queue.unmet.get(key) };
+            self.queues.get(child).map_or(0, kept) > 0
         };
-        let others = self.queues.iter().filter(|(name, _)| !own.contains(name));
-        others.filter(lacks).map(|(name, _)| name.clone()).collect()
+        let siblings = self.siblings_above(name).filter(|sibling| is_owner(sibling));
+        siblings.cloned().collect()
     }
 
-    /// What is set aside for the queue right below the root that a queue is a part of.
-    pub(crate) fn guarantee_above(&self, name: &QueueName) -> Amounts {
-        self.chain(name).last().map_or_else(Amounts::default, |top| self.guarantee_of(top))
+    /// The siblings of a queue, and of each above it.
+    fn siblings_above(&self, name: &QueueName) -> impl Iterator<Item = &QueueName> {
+        self.up_from(name).flat_map(|(own, queue)| {
+            let parent = queue.up.as_ref().and_then(|up| self.queues.get(up));
+            parent.into_iter().flat_map(|parent| &parent.children).filter(move |child| *child != own)
+        })
+    }
+
+    /// What is set aside for others, whether they use it or not: what a queue could never have.
+    pub(crate) fn all_guaranteed_to_others(&self, name: &QueueName) -> Amounts {
+        let mut sum = Amounts::default();
+        for sibling in self.siblings_above(name) {
+            if let Some(queue) = self.queues.get(sibling) {
+                sum.add(&queue.kept);
+            }
+        }
+        sum
     }
 
     /// What is set aside for others and not used by them, as far as it is not lent to this queue.
@@ -257,11 +276,6 @@ impl Core {
         self.queues.get(queue).map_or(&self.queues.nothing, |queue| &queue.allocated)
     }
 
-    /// What is set aside for others and not used by them, as far as it is not lent to this queue.
-    pub(crate) fn guaranteed_to_others(&self, queue: &QueueName) -> Amounts {
-        self.queues.guaranteed_to_others(queue)
-    }
-
     /// What is set aside for a queue: its own guarantee, and at least what is set aside for those below it.
     pub(crate) fn guarantee_of(&self, queue: &QueueName) -> Amounts {
         self.queues.guarantee_of(queue)
@@ -270,10 +284,5 @@ impl Core {
     /// Others may take back what it has above its share: all of its chain allows it.
     pub(crate) fn is_reclaimable(&self, queue: &QueueName) -> bool {
         self.queues.up_from(queue).all(|(_, queue)| queue.spec.as_ref().is_none_or(|spec| spec.reclaimable))
-    }
-
-    /// The first ceiling of a queue or its ancestors that `asked` would pass, were `gone` gone. `None` = it fits.
-    pub(crate) fn over_quota(&self, queue: &QueueName, gone: &Gone, asked: &Amounts) -> Option<Over> {
-        self.queues.over(queue, gone, asked)
     }
 }

@@ -1,11 +1,11 @@
 //! Whether a gang is whole, and whether it ever was: what is bound of a gang may start only then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::gang::{GangSpec, PodPhase};
 use phalanx_common::ids::PodUid;
-use phalanx_common::units::Time;
+use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 
 use crate::core::{Core, Timer};
@@ -20,6 +20,16 @@ impl Gang {
     /// True where it was made up for bound pods whose PodGroup is gone: its minimum is not known.
     pub(crate) fn is_made_up(&self) -> bool {
         self.spec.uid.is_empty()
+    }
+
+    /// It was whole with fewer pods than it needs now.
+    pub(crate) fn is_minimum_raised(&self) -> bool {
+        self.whole_minimum > 0 && self.spec.min_member > self.whole_minimum
+    }
+
+    /// It was whole with all the pods that it had: what comes beyond may be the first that is seen of a larger minimum.
+    pub(crate) const fn was_all_needed(&self) -> bool {
+        self.whole_minimum > 0 && self.whole_pods <= self.whole_minimum
     }
 
     /// Keeps in mind whether the gang was whole since it last began anew.
@@ -52,7 +62,25 @@ impl Pod {
     }
 }
 
+/// A controller makes more pods, or tells a larger minimum, first; the other is heard of so soon after, or never.
+const GROWTH_PATIENCE_MS: Millis = Millis::from_seconds(10);
+
 impl Core {
+    /// Keeps in mind what the gang was when it became whole.
+    pub(crate) fn note_size(&mut self, key: GangKey) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        gang.whole_minimum = gang.spec.min_member.max(1);
+        let all = self.gangs.pods_of.get(&gang.spec.name).map_or(0, BTreeSet::len);
+        gang.whole_pods = u32::try_from(all).unwrap_or(u32::MAX);
+    }
+
+    /// Until when a pod above the minimum waits for what its PodGroup says of it.
+    pub(crate) fn patience_with(&self, gang: &Gang, pod: &PodUid) -> Option<Time> {
+        let is_above = gang.was_all_needed() && matches!(gang.phase, Phase::Running { .. });
+        let pod = self.gangs.pods.get(pod).filter(|_| is_above)?;
+        Some(pod.spec.policy.created + GROWTH_PATIENCE_MS).filter(|until| *until > self.now)
+    }
+
     /// True where at least the gang's minimum is bound or has ended well. Of a gang that was made up nobody knows the
     /// minimum: only a start shows that it had it.
     pub(crate) fn is_satisfied(&self, key: GangKey) -> bool {

@@ -16,7 +16,8 @@ use crate::manifest::names::{SCHEDULER_PHALANX, label_problem};
 /// answered, or given up, in between.
 const LAST_ANSWER: Duration = Duration::from_millis(500);
 /// Keys that mean nothing without `kubernetes`, in the order of the flags.
-pub(super) const KEYS: [&str; 12] = [
+pub(super) const KEYS: [&str; 13] = [
+    "shadow",
     "kubeconfig",
     "context",
     "namespace",
@@ -44,6 +45,8 @@ pub enum AgentIdentity {
 /// How the coordinator works on a Kubernetes cluster, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesConfig {
+    /// Decide and record, and do nothing.
+    pub shadow: bool,
     /// Where the API server is.
     pub target: Target,
     /// Namespace of everything that is Phalanx's own.
@@ -75,6 +78,7 @@ pub(super) fn read(values: &mut Values, in_kubernetes: bool, admin: SocketAddr) 
         return None;
     }
     Some(KubernetesConfig {
+        shadow: values.boolean("shadow", false),
         target: Target {
             kubeconfig: values.path("kubeconfig", "the path of a kubeconfig"),
             context: text(values, "context", "the name of a context of the kubeconfig", |_| true),
@@ -230,6 +234,7 @@ mod tests {
     fn every_value_is_read() {
         let text = |text: &str| Some(text.to_owned());
         let config = resolve(|arguments| {
+            arguments.shadow = true;
             arguments.kubeconfig = text("/k");
             arguments.context = text("c");
             arguments.namespace = text("n");
@@ -250,6 +255,7 @@ mod tests {
         assert_eq!(
             config.kubernetes.unwrap(),
             KubernetesConfig {
+                shadow: true,
                 target: Target { kubeconfig: Some("/k".into()), context: text("c") },
                 namespace: "n".to_owned(),
                 identity: "me".to_owned(),

@@ -11,6 +11,7 @@ pub struct Reading {
     schedulers: Arc<[Arc<str>]>,
     on_kubernetes: bool,
     namespace: Arc<str>,
+    in_shadow: bool,
 }
 
 /// Namespace of what is the coordinator's own, where none is configured.
@@ -28,7 +29,7 @@ impl Reading {
     #[must_use]
     pub fn new<S: AsRef<str>>(schedulers: impl IntoIterator<Item = S>) -> Self {
         let schedulers = schedulers.into_iter().map(|name| Arc::from(name.as_ref())).collect();
-        Self { schedulers, on_kubernetes: false, namespace: Arc::from(OWN_NAMESPACE) }
+        Self { schedulers, on_kubernetes: false, namespace: Arc::from(OWN_NAMESPACE), in_shadow: false }
     }
 
     /// The same on a cluster, where kubelets start pods.
@@ -36,6 +37,19 @@ impl Reading {
     pub fn on_kubernetes(mut self) -> Self {
         self.on_kubernetes = true;
         self
+    }
+
+    /// The same where nothing is done: what a coordinator that leads has written onto pods is not ours.
+    #[must_use]
+    pub fn in_shadow(mut self) -> Self {
+        self.in_shadow = true;
+        self
+    }
+
+    /// True where terms and leases that stand on pods are somebody else's.
+    #[must_use]
+    pub const fn is_in_shadow(&self) -> bool {
+        self.in_shadow
     }
 
     /// The same where what is the coordinator's own stands in this namespace.

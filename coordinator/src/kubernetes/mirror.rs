@@ -36,9 +36,15 @@ pub const fn is_required(kind: Kind) -> bool {
     !matches!(kind, Kind::Job | Kind::QueuePolicy | Kind::PodDisruptionBudget)
 }
 
+/// True for a kind that is followed in shadow mode. Plans are those of a coordinator that leads.
+const fn is_followed_in_shadow(kind: Kind) -> bool {
+    !matches!(kind, Kind::GangPlan)
+}
+
 /// The mirror.
 #[derive(Debug)]
 pub struct Mirror {
+    in_shadow: bool,
     state: Mutex<State>,
     newest: latest::Sender<u64>,
     heard: latest::Sender<BTreeMap<Kind, Heard>>,
@@ -96,10 +102,29 @@ impl Mirror {
             texts: Texts::default(),
         };
         Self {
+            in_shadow: false,
             state: Mutex::new(state),
             newest: latest::Sender::new(0),
             heard: latest::Sender::new(BTreeMap::new()),
         }
+    }
+
+    /// The same for shadow mode: it looks at clusters in which Phalanx, or Volcano, is not installed.
+    pub(super) fn in_shadow(mut self) -> Self {
+        self.in_shadow = true;
+        let is_left_out = |kind: &Kind| !is_followed_in_shadow(*kind);
+        Kind::ALL.into_iter().filter(is_left_out).for_each(|kind| self.set_heard(kind, Heard::Listed));
+        self
+    }
+
+    /// True for a kind that is listed and watched.
+    pub(super) const fn follows(&self, kind: Kind) -> bool {
+        !self.in_shadow || is_followed_in_shadow(kind)
+    }
+
+    /// True for a kind without which nothing is decided here.
+    pub(super) const fn requires(&self, kind: Kind) -> bool {
+        if self.in_shadow { matches!(kind, Kind::Node | Kind::Pod) } else { is_required(kind) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -183,7 +208,7 @@ impl Mirror {
             Kind::ALL.into_iter().filter(|one| kind.is_none_or(|kind| kind == *one)).all(|kind| {
                 match all.get(&kind) {
                     Some(Heard::Listed) => true,
-                    Some(Heard::NotServed) => !is_required(kind),
+                    Some(Heard::NotServed) => !self.requires(kind),
                     Some(Heard::Nothing) | None => false,
                 }
             })
@@ -197,7 +222,7 @@ impl Mirror {
     pub fn missing(&self) -> Vec<Kind> {
         let is_missing = |kind: &Kind| match self.heard(*kind) {
             Heard::Listed => false,
-            Heard::NotServed => is_required(*kind),
+            Heard::NotServed => self.requires(*kind),
             Heard::Nothing => true,
         };
         Kind::ALL.into_iter().filter(is_missing).collect()

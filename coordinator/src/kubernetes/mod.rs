@@ -62,6 +62,8 @@ pub struct Options {
     pub log_length: usize,
     /// Where the coordinator's own objects stand.
     pub namespace: String,
+    /// Only looked at: plans and leases of pods are somebody else's, and our own kinds may not be served.
+    pub in_shadow: bool,
 }
 
 impl Default for Options {
@@ -70,6 +72,7 @@ impl Default for Options {
             scheduler_names: vec![crate::manifest::names::SCHEDULER_PHALANX.to_owned()],
             log_length: mirror::LOG_LENGTH,
             namespace: OWN_NAMESPACE.to_owned(),
+            in_shadow: false,
         }
     }
 }
@@ -101,8 +104,13 @@ impl KubernetesApi {
     pub async fn start(client: Client, writes: Writes, options: &Options) -> Result<Self, ApiError> {
         let cluster = read_cluster_id(&client, SOME_SERVER).await?;
         let trim = Trim::new(&options.scheduler_names);
-        let mirror = Arc::new(Mirror::new(options.log_length, trim.clone()));
-        let reading = Reading::new(&options.scheduler_names).on_kubernetes().in_namespace(&options.namespace);
+        let mut mirror = Mirror::new(options.log_length, trim.clone());
+        let mut reading =
+            Reading::new(&options.scheduler_names).on_kubernetes().in_namespace(&options.namespace);
+        if options.in_shadow {
+            (mirror, reading) = (mirror.in_shadow(), reading.in_shadow());
+        }
+        let mirror = Arc::new(mirror);
         let watches = Arc::new(watch::Watches::start(&client, &mirror, &trim));
         Ok(Self { mirror, client, writes, cluster, reading, terms: Arc::new(OnceLock::new()), watches })
     }
@@ -209,7 +217,7 @@ impl Api for KubernetesApi {
 
 /// Identity of the cluster: the UID of its namespace kube-system, which lives as long as the cluster does. `server`
 /// tells people which API server is asked.
-async fn read_cluster_id(client: &Client, server: &str) -> Result<ClusterId, ApiError> {
+pub(crate) async fn read_cluster_id(client: &Client, server: &str) -> Result<ClusterId, ApiError> {
     // A minute in all, where each is refused at once.
     const ATTEMPTS: u32 = 8;
     let mut last = String::new();

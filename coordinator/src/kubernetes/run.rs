@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use self::open::Agents;
+pub(crate) use self::open::server_text;
 use super::{KubernetesApi, TermStore};
 use crate::admin::AdminParts;
 use crate::agents::{AgentServer, AgentServerParts, PodReport};
@@ -122,6 +123,7 @@ impl Replica {
                 answers_only: true,
                 loopback: opened.admin_address.ip().is_loopback(),
                 default_queue: config.settings.default_queue.clone(),
+                shadow: None,
             },
             stopping,
             &mut others,
@@ -278,6 +280,7 @@ mod tests {
     #[test]
     fn a_holder_that_does_not_renew_is_not_called_the_leader() {
         let kubernetes = KubernetesConfig {
+            shadow: false,
             target: Target::default(),
             namespace: "phalanx-system".to_owned(),
             identity: "b".to_owned(),

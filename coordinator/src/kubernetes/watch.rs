@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use super::REQUEST;
 use super::lean::{Lean, read_page};
-use super::mirror::{Mirror, is_required};
+use super::mirror::Mirror;
 use super::normalize::{self, Malformed, Trim};
 use crate::api::Kind;
 
@@ -76,7 +76,8 @@ impl Watches {
             };
             tokio::spawn(follower.run())
         };
-        Self { tasks: counts.iter().map(task).collect(), counts }
+        let followed = counts.iter().filter(|(kind, _)| mirror.follows(**kind));
+        Self { tasks: followed.map(task).collect(), counts }
     }
 
     /// How the watch of a kind fares.
@@ -141,7 +142,7 @@ impl Follower {
             return;
         }
         let (kind, version) = (self.kind, self.kind.api_version());
-        if is_required(kind) {
+        if self.mirror.requires(kind) {
             tracing::warn!(%kind, version, "the API server does not serve the kind; nothing is decided before it does: kubectl apply -f deploy/crds");
         } else {
             tracing::warn!(%kind, version, "the API server does not serve the kind; it is left out until it does: kubectl apply -f deploy/crds");

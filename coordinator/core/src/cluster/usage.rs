@@ -4,7 +4,7 @@
 use phalanx_common::constraints::HostPort;
 use serde::{Deserialize, Serialize};
 
-use super::{Cluster, NodeIndex};
+use super::{Cluster, NodeIndex, Taken};
 use crate::amounts::Amounts;
 
 /// What is in use of a node.
@@ -71,6 +71,13 @@ impl InUse {
                 self.ports.swap_remove(at);
             }
         }
+    }
+}
+
+impl Taken {
+    /// GPUs that it takes without saying which: somebody else bound its pod.
+    pub(crate) const fn unnamed_gpus(&self) -> u64 {
+        if self.gpus.is_empty() { self.amounts.gpus } else { 0 }
     }
 }
 

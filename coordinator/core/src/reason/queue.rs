@@ -88,6 +88,8 @@ pub enum QueueHeld {
         owners: Vec<QueueName>,
         /// What the gang's minimum asks.
         asked: u64,
+        /// It is more than others would ever leave.
+        never: bool,
     },
     /// Its queue serves strictly in order, and one that waits before it could use the same nodes.
     Behind {
@@ -111,12 +113,16 @@ impl QueueHeld {
                 | Self::SetAside { .. }
                 | Self::NotLeaf { .. }
                 | Self::NotAllowed { .. }
+                | Self::Guaranteed { never: true, .. }
         )
     }
 
     /// It passes when others give back what they have.
     pub(super) const fn is_for_a_while(&self) -> bool {
-        matches!(self, Self::AncestorUsed { .. } | Self::Guaranteed { .. } | Self::Behind { .. })
+        matches!(
+            self,
+            Self::AncestorUsed { .. } | Self::Guaranteed { never: false, .. } | Self::Behind { .. }
+        )
     }
 
     /// Short name, stable.
@@ -171,6 +177,13 @@ impl QueueHeld {
                     "add {namespace} to namespaces of QueuePolicy {queue}, or name another one in spec.queue"
                 )
             }
+            Self::Guaranteed { resource, asked, owners, never: true, .. } => {
+                let asked = format_amount(resource, *asked);
+                format!(
+                    "lower guarantee {resource} of Queue {}, so that {asked} can be left for others",
+                    list(owners.iter())
+                )
+            }
             Self::Guaranteed { resource, capacity, used, kept, asked, .. } => {
                 let over = used.saturating_add(*kept).saturating_add(*asked).saturating_sub(*capacity);
                 format!(
@@ -201,25 +214,8 @@ fn list(names: impl Iterator<Item = impl fmt::Display>) -> String {
 impl fmt::Display for QueueHeld {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AncestorUsed { queue, ancestor, resource, limit, used, asked } => {
-                let amount = |amount: &u64| format_amount(resource, *amount);
-                write!(
-                    formatter,
-                    "queue {queue} quota: ancestor {ancestor}: capability {resource} {}, used or admitted {}, asked {}",
-                    amount(limit),
-                    amount(used),
-                    amount(asked)
-                )
-            }
-            Self::AboveAncestor { queue, ancestor, resource, limit, asked, .. } => {
-                let amount = |amount: &u64| format_amount(resource, *amount);
-                write!(
-                    formatter,
-                    "queue {queue}: ancestor {ancestor} has capability {resource} {}, the gang's minimum asks {}: it \
-                     can never run there",
-                    amount(limit),
-                    amount(asked)
-                )
+            Self::AncestorUsed { .. } | Self::AboveAncestor { .. } | Self::Guaranteed { .. } => {
+                self.fmt_amounts(formatter)
             }
             Self::SetAside { queue, problem } if *queue == problem.queue => {
                 write!(formatter, "queue {queue} is set aside: {}: {}", problem.field, problem.message)
@@ -241,24 +237,51 @@ impl fmt::Display for QueueHeld {
                 let allowed = if allowed.is_empty() { "none".to_owned() } else { list(allowed.iter()) };
                 write!(formatter, "namespace {namespace} may not use queue {queue}; allowed: {allowed}")
             }
-            Self::Guaranteed { queue, resource, capacity, used, kept, owners, asked } => {
-                let amount = |amount: &u64| format_amount(resource, *amount);
-                write!(
-                    formatter,
-                    "queue {queue}: {resource}: all nodes have {}, used {}, guaranteed to {} and not used {}, asked {}",
-                    amount(capacity),
-                    amount(used),
-                    list(owners.iter()),
-                    amount(kept),
-                    amount(asked)
-                )
-            }
             Self::Behind { first, pool: Some(pool), .. } => {
                 write!(formatter, "strict order: behind {first} in pool {pool}")
             }
             Self::Behind { first, node, .. } => {
                 write!(formatter, "strict order: behind {first}, which could use node {node} too")
             }
+        }
+    }
+}
+
+impl QueueHeld {
+    /// Those that say how much of a resource there is.
+    fn fmt_amounts(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AncestorUsed { queue, ancestor, resource, limit, used, asked } => {
+                let [limit, used, asked] =
+                    [limit, used, asked].map(|amount| format_amount(resource, *amount));
+                write!(
+                    formatter,
+                    "queue {queue} quota: ancestor {ancestor}: capability {resource} {limit}, used or admitted {used}, \
+                     asked {asked}"
+                )
+            }
+            Self::AboveAncestor { queue, ancestor, resource, limit, asked, .. } => {
+                let [limit, asked] = [limit, asked].map(|amount| format_amount(resource, *amount));
+                write!(
+                    formatter,
+                    "queue {queue}: ancestor {ancestor} has capability {resource} {limit}, the gang's minimum asks \
+                     {asked}: it can never run there"
+                )
+            }
+            Self::Guaranteed { queue, resource, capacity, used, kept, owners, asked, never } => {
+                let amounts = [capacity, used, kept, asked];
+                let [capacity, used, kept, asked] = amounts.map(|amount| format_amount(resource, *amount));
+                let owners = list(owners.iter());
+                write!(formatter, "queue {queue}: {resource}: all nodes have {capacity}, ")?;
+                if *never {
+                    return write!(
+                        formatter,
+                        "guaranteed to {owners} {kept}, the gang's minimum asks {asked}: it can never run there"
+                    );
+                }
+                write!(formatter, "used {used}, guaranteed to {owners} and not used {kept}, asked {asked}")
+            }
+            _ => Ok(()),
         }
     }
 }

@@ -873,6 +873,7 @@ impl World {
                 }
                 spec.shown = Some(ShownQueue {
                     allocated,
+                    reservation: Resources::new(),
                     pending: words.number("pending", 0),
                     inqueue: words.number("inqueue", 0),
                     running: words.number("running", 0),

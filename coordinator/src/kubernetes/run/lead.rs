@@ -20,7 +20,7 @@ use super::open::write_time_out;
 use super::{End, Replica};
 use crate::api::{Api, ApiError, Kind, Object};
 use crate::coordinator::{self, follow};
-use crate::driver::{self, Driver, Permit};
+use crate::driver::{self, Driver, Messages, Permit};
 use crate::manifest::names::SCHEDULER_VOLCANO;
 use crate::recorder::Recorder;
 use crate::watch::Watcher;
@@ -244,6 +244,7 @@ impl Parts {
             metrics: Arc::clone(&self.metrics),
             progress: self.progress,
             permit: Permit::new(Arc::new(move || leads.leads())),
+            messages: Messages::default(),
         });
         follow(&self.api, &mut driver, term, &self.senders, &self.metrics, others).await?;
         let overtaken = driver.overtaken();

@@ -46,7 +46,7 @@ pub(super) fn write_time_out(times: &LeaseTimes) -> Duration {
 }
 
 /// Which API server is asked, and who says so.
-fn server_text(address: &impl Display, kubeconfig: Option<&Path>) -> String {
+pub(crate) fn server_text(address: &impl Display, kubeconfig: Option<&Path>) -> String {
     match kubeconfig {
         Some(path) => format!("the API server {address} of kubeconfig {}", path.display()),
         None => format!("the API server {address} of the pod's service account"),

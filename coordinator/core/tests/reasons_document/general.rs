@@ -1,0 +1,81 @@
+//! Examples of reasons that come before a place is looked for, and of those after.
+
+use phalanx_common::resources::NVIDIA_GPU;
+use phalanx_core::reason::Reason;
+
+use super::{Example, also, example, nodes};
+
+pub fn before_placement() -> Vec<Example> {
+    vec![
+        example(
+            "The queue that `spec.queue` names does not exist.",
+            Reason::NoSuchQueue { queue: "gpu-tema".into() },
+        ),
+        example(
+            "The queue takes no new gangs. Gangs that were admitted before go on.",
+            Reason::QueueClosed { queue: "vision".into() },
+        ),
+        example(
+            "`priorityClassName` names a class that does not exist.",
+            Reason::NoSuchPriorityClass { class: "urgent".into() },
+        ),
+        example(
+            "The gang's minimum asks for more of a resource than the queue's ceiling: it can never run there.",
+            Reason::AboveCapability {
+                queue: "vision".into(),
+                resource: NVIDIA_GPU.into(),
+                limit: 16,
+                asked: 32,
+                lower_to: Some(2),
+            },
+        ),
+        example(
+            "It would fit under the ceiling, and gangs ahead of it, or that run, have used it up.",
+            Reason::QuotaUsed {
+                queue: "vision".into(),
+                resource: NVIDIA_GPU.into(),
+                limit: 128,
+                used: 120,
+                asked: 16,
+            },
+        ),
+        example(
+            "Fewer pods exist than must start together. A gang that has been admitted for `--pods-timeout` without them \
+             gives its quota to gangs of its queue that have theirs, and is queued again.",
+            Reason::TooFewPods { exist: 3, minimum: 4, task: None },
+        ),
+        also(Reason::TooFewPods { exist: 1, minimum: 2, task: Some("worker".into()) }),
+        example(
+            "A pod has a field that cannot be met: malformed, or of a kind that is not served yet.",
+            Reason::PodBlocked {
+                pod: "train-0".into(),
+                field: "spec.resourceClaims".into(),
+                message: "claims of devices are not served yet".into(),
+            },
+        ),
+        example(
+            "A pod has `schedulingGates`. It is no candidate until they are gone, and its gang is charged nothing.",
+            Reason::PodGated { pod: "train-0".into(), gates: vec!["example.com/volume".into()] },
+        ),
+    ]
+}
+
+pub fn while_placed() -> Vec<Example> {
+    vec![
+        example(
+            "The gang runs, and pods above its minimum, or replacements, wait for a place. The reason of the first of \
+             them follows.",
+            Reason::MorePodsWait {
+                waiting: 2,
+                cause: Box::new(Reason::NoRoom(Box::new(nodes::room(1, 0, 1, 4)))),
+            },
+        ),
+        example(
+            "It is being placed at this moment; or it waits a short while after a refusal, which the reason names with \
+             node, pod and cause; or a Binding, or what comes before it, failed (`bind failed:` or `fence failed:` and \
+             the cause) and is tried again until the binding deadline; or another coordinator planned it too, whose \
+             Bindings are made to fail first.",
+            Reason::InProgress { step: "reserving: 2 of 4 agents have confirmed".into() },
+        ),
+    ]
+}

@@ -1,0 +1,127 @@
+//! Examples of reasons that lie in the nodes: what they are, and what is free there.
+
+use phalanx_common::constraints::{Taint, TaintEffect};
+use phalanx_common::resources::NVIDIA_GPU;
+use phalanx_core::reason::{Closed, Held, NoRoom, OtherHolder, Reason, Unmet, Unsuited};
+
+use super::{Example, also, example};
+
+/// Room on two nodes of 8 GPUs.
+pub fn room(minimum: u32, fit: u32, pods: u32, asked: u64) -> NoRoom {
+    NoRoom {
+        fit,
+        minimum,
+        pods,
+        resource: NVIDIA_GPU.into(),
+        asked,
+        free_total: 4,
+        largest: 3,
+        free_by_node: vec![("n1".into(), 3, 8), ("n2".into(), 1, 8)],
+        feasible_nodes: 0,
+        mixed_models_would_fit: false,
+        lower_to: None,
+        closed: Vec::new(),
+        held: Vec::new(),
+        others: Vec::new(),
+        left_out: None,
+    }
+}
+
+fn taint() -> Unmet {
+    Unmet::Taint(Taint { key: "gpu".into(), value: "only".into(), effect: TaintEffect::NoSchedule })
+}
+
+fn unsuited(help: Vec<Unmet>) -> Box<Unsuited> {
+    let selector = Unmet::Selector(vec![("disk".into(), "ssd".into())]);
+    let unmet = vec![(taint(), 3), (selector, 2), (Unmet::NoAgent, 1)];
+    Box::new(Unsuited { nodes: 6, unmet, help })
+}
+
+pub fn examples() -> Vec<Example> {
+    [of_the_nodes(), of_what_is_free()].into_iter().flatten().collect()
+}
+
+fn of_the_nodes() -> Vec<Example> {
+    vec![
+        example(
+            "Nodes are large enough, and taints, `nodeSelector`, required node affinity or a volume that is not reached \
+             from there keep the pod from all of them. Each node counts once, with the first thing that keeps the pod \
+             from it. The fix names the fewest changes after which it would fit.",
+            Reason::NoNodeMatches(unsuited(vec![taint()])),
+        ),
+        example(
+            "No node has the resource at all. Often a slip in the name: the fix suggests one that exists.",
+            Reason::NoNodeOffers {
+                resource: "nvidia.com/gpus".into(),
+                asked: 1,
+                suggestion: Some(NVIDIA_GPU.into()),
+            },
+        ),
+        example(
+            "One pod asks for more than the largest node has, even when that is empty. Where several of its containers \
+             count, it says how.",
+            Reason::LargerThanAnyNode {
+                resource: NVIDIA_GPU.into(),
+                largest: 8,
+                asked: 16,
+                parts: Some("sidecar 8 + app 8".into()),
+            },
+        ),
+        example(
+            "All nodes together, empty, have less than its `spec.minResources`. Its pods may not be made yet.",
+            Reason::LargerThanAllNodes { resource: NVIDIA_GPU.into(), total: 32, asked: 40 },
+        ),
+        example(
+            "The whole cluster, empty, would not take the gang's minimum; nodes that constraints leave out are counted. \
+             The fix may be to allow GPUs of several models, or to change a constraint; where closed nodes have to be \
+             opened as well, those are named too.",
+            Reason::LargerThanCluster {
+                fit: 4,
+                minimum: 6,
+                shape: "nvidia.com/gpu=8".into(),
+                mixed_models_would_fit: false,
+                lower_to: Some(4),
+                left_out: None,
+                closed: Vec::new(),
+            },
+        ),
+    ]
+}
+
+fn of_what_is_free() -> Vec<Example> {
+    let held =
+        Held { node: "n1".into(), gpus: vec![4, 5, 6, 7], by: "train-1".into(), state: "terminating".into() };
+    let other = OtherHolder { node: "n2".into(), scheduler: "default-scheduler".into(), pods: 1, amount: 4 };
+    vec![
+        example(
+            "It would fit into the empty cluster, and not into what is free now. The reason says how many pods fit, what \
+             is free in all and on how many nodes, and names GPUs whose holder does not use them, and what pods of \
+             others hold. Nodes that constraints leave out, whose ports are taken or that are full of pods are counted. \
+             Where a lower `minMember`, or another constraint, would let the gang start now, the fix says so.",
+            Reason::NoRoom(Box::new(NoRoom {
+                lower_to: Some(1),
+                held: vec![held],
+                others: vec![other],
+                ..room(2, 1, 2, 3)
+            })),
+        ),
+        also(Reason::NoRoom(Box::new(NoRoom {
+            left_out: Some(unsuited(vec![taint()])),
+            ..room(1, 0, 1, 4)
+        }))),
+        example(
+            "It would fit if the nodes it names were open, and why each is not: its agent is away or silent, it refused \
+             (`unknown UUID`, `its list of leases is full`, `its ledger cannot be written`), a driver error, \
+             `unschedulable`, `not ready`, or a taint by which Kubernetes keeps pods off a node for its state \
+             (`node.kubernetes.io/…`). For cordoned nodes alone no quota is kept. A node that refused or did not answer \
+             opens again by itself.",
+            Reason::NodesClosed {
+                nodes: vec![
+                    ("n3".into(), Closed::Unschedulable),
+                    ("n4".into(), Closed::NoReport { seconds: 12 }),
+                ],
+                room: Box::new(room(2, 0, 2, 8)),
+            },
+        ),
+    ]
+}
