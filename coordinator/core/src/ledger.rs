@@ -18,6 +18,7 @@ impl Core {
     /// A lease comes to be: its resources are taken and charged.
     pub(crate) fn insert_lease(&mut self, lease: Lease) {
         self.cluster.take(lease.node, &lease.taken);
+        self.note_backfill(&lease);
         self.cluster.stand_for_holds(lease.node, lease.gang, &lease.taken);
         let id = lease.taken.lease;
         let gang = lease.gang;
@@ -109,7 +110,8 @@ impl Core {
         let Some(lease) = self.leases.remove(id) else { return };
         self.touch_claimant(lease.pod());
         self.cluster.give_back(lease.node, &lease.taken);
-        if lease.known.is_some() {
+        // One that was to go may have gone while its agent was away: nothing but its absence tells of it.
+        if lease.known.is_some() || lease.wanted == LeaseState::Gone {
             self.cluster.end_early(lease.node, EarlyEnd::Release);
         }
         if !lease.taken.gpus.is_empty() {

@@ -96,6 +96,7 @@ scenarios! {
     restart_node_away,
     driver_away,
     true_fixes,
+    victim_that_went_unseen,
     growth,
     many_gpus,
     models,

@@ -156,7 +156,7 @@ pub(crate) struct World {
     pub(crate) users_left: usize,
     /// When users last took something back.
     pub(crate) tidied_at: Time,
-    work_ms: u64,
+    pub(crate) work_ms: u64,
     pub(crate) faults_stop: Time,
     /// Nodes that cannot be reached, or cannot reach anybody.
     pub(crate) cuts: BTreeMap<NodeName, Cut>,
@@ -196,7 +196,16 @@ impl World {
         let chosen = options.rates.is_none() && random.per_mille(120);
         let crash_at_action = if chosen { Some(random.between(1, 400)) } else { options.crash_at_action };
         let binding_deadline_ms = Millis::from_seconds(random.pick(&[12, 30, 120]).copied().unwrap_or(120));
-        let settings = Settings { binding_deadline_ms, ..Settings::default() };
+        let settings = Settings {
+            binding_deadline_ms,
+            preempt: random.per_mille(850),
+            reclaim: random.per_mille(850),
+            hold_after_ms: Millis::from_seconds(random.pick(&[2, 5, 10, 20, 300]).copied().unwrap_or(5)),
+            victim_timeout_ms: Millis::from_seconds(random.between(3, 15)),
+            ..Settings::default()
+        };
+        // Two clocks, each of them set wrong, and fast or slow for all of a run.
+        let clock_slack_ms = 2 * (rates.clock_skew_ms + u64::from(rates.clock_drift) * 400);
         let mut world = Self {
             now: Time(0),
             rates,
@@ -205,7 +214,7 @@ impl World {
             random,
             log: Log::new(options.trace),
             recordings: Recordings::new(options.record),
-            facts: Facts { binding_deadline_ms, ..Facts::default() },
+            facts: Facts { binding_deadline_ms, clock_slack_ms, ..Facts::default() },
             processes: BTreeMap::new(),
             actions_done: 0,
             crash_at_action,
@@ -273,7 +282,6 @@ impl World {
 
     fn run(&mut self) -> u64 {
         let mut steps = 0;
-        let deadline = Time(self.faults_stop.0 + self.work_ms + SLACK_MS);
         let mut quiet_from: Option<(Time, u64)> = None;
         while self.failure.is_none() {
             let Some(((at, _), happening)) = self.due.pop_first() else { break };
@@ -291,6 +299,7 @@ impl World {
             if self.faults || self.failure.is_some() {
                 continue;
             }
+            let deadline = Time(self.faults_stop.0 + self.work_ms + SLACK_MS);
             let is_over = self.now >= deadline || (self.users_left == 0 && is_done(&self.facts));
             if self.tidied_at == self.now {
                 quiet_from = None;
@@ -411,6 +420,8 @@ impl World {
         }
         self.facts.started.clear();
         self.facts.evicted.clear();
+        self.facts.rooms.gone.clear();
+        self.facts.rooms.whole.clear();
     }
 
     fn check_end(&mut self, late_writes: u64) {

@@ -153,6 +153,40 @@ impl Cluster {
         self.refresh(index);
     }
 
+    /// Gangs for which GPUs of these are held.
+    #[cfg(feature = "counted-moves")]
+    pub(crate) fn holders_of<'a>(
+        &'a self,
+        index: NodeIndex,
+        taken: &'a Taken,
+    ) -> impl Iterator<Item = GangKey> + 'a {
+        let holds = self.node(index).holds.iter().filter(|(_, hold)| hold.concerns(taken));
+        holds.map(|(key, _)| *key)
+    }
+
+    /// What counts as held of each node is what its holds say, and each is of somebody who has one.
+    pub(crate) fn check_holds(&self, has_one: impl Fn(GangKey) -> bool) -> Result<(), String> {
+        for (index, node) in self.nodes() {
+            let mut held = InUse::default();
+            for (key, hold) in &node.holds {
+                if !has_one(*key) {
+                    return Err(format!(
+                        "node {}: something is held for {key:?}, who has no hold",
+                        node.name
+                    ));
+                }
+                if !self.held_nodes.get(key).is_some_and(|nodes| nodes.contains(&index)) {
+                    return Err(format!("node {}: what is held for {key:?} is not found again", node.name));
+                }
+                held.include(&hold.whole.without(&hold.covered));
+            }
+            if !held.is_same(&node.held) {
+                return Err(format!("node {}: held {:?}, its holds say {held:?}", node.name, node.held));
+            }
+        }
+        Ok(())
+    }
+
     /// As if nothing were held.
     pub(super) fn without_holds(&mut self) {
         self.held_nodes.clear();
