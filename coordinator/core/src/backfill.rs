@@ -233,23 +233,26 @@ impl Core {
         lifts.map(|(other, _)| *other).filter(|other| *other != key).collect()
     }
 
-    /// A pod takes a place that is held for others: counted for tests, and told where it may not.
+    /// Pods take places that are held for others: counted for tests, and told where they may not.
     #[cfg(feature = "counted-moves")]
-    pub(crate) fn note_backfill(&mut self, lease: &Lease) {
-        let Some(key) = lease.gang.filter(|_| lease.wanted == LeaseState::Reserved) else { return };
-        let holders: BTreeSet<GangKey> = self.cluster.holders_of(lease.node, &lease.taken).collect();
-        if holders.iter().all(|other| *other == key) {
+    pub(crate) fn note_backfill(&mut self, key: GangKey, placed: &[Placed]) {
+        let holders = placed.iter().flat_map(|place| self.cluster.holders_of(place.node, place.mask));
+        let holders: BTreeSet<GangKey> = holders.filter(|other| *other != key).collect();
+        if holders.is_empty() {
             return;
         }
-        let lifted = self.lifted_for(key, self.now);
-        let may = holders.iter().all(|other| *other == key || lifted.contains(other));
+        let may = holders.is_subset(&self.lifted_for(key, self.now));
+        if !may {
+            let name = |key: GangKey| self.gangs.gangs.get(&key).map(|g| (g.spec.name.to_string(), g.phase.kind(), self.rooms.contains_key(&key), self.holds.get(&key).cloned(), g.spec.queue.clone(), self.priority_of(&g.spec)));
+            eprintln!("DEBUG now {:?} {:?} takes {:?} of {:?}", self.now, name(key), placed, holders.iter().map(|k| name(*k)).collect::<Vec<_>>());
+        }
         self.note_reached(if may { "hold: used by others meanwhile" } else { "hold: NOT HEEDED" });
     }
 
     /// Counts nothing: there is no test.
     #[cfg(not(feature = "counted-moves"))]
     #[allow(clippy::unused_self)]
-    pub(crate) const fn note_backfill(&self, _lease: &Lease) {}
+    pub(crate) const fn note_backfill(&self, _key: GangKey, _placed: &[Placed]) {}
 
     fn outranks(&self, priority: Option<i32>, gang: &Gang, other: GangKey) -> bool {
         let other = self.gangs.gangs.get(&other);

@@ -18,7 +18,6 @@ impl Core {
     /// A lease comes to be: its resources are taken and charged.
     pub(crate) fn insert_lease(&mut self, lease: Lease) {
         self.cluster.take(lease.node, &lease.taken);
-        self.note_backfill(&lease);
         self.cluster.stand_for_holds(lease.node, lease.gang, &lease.taken);
         let id = lease.taken.lease;
         let gang = lease.gang;

@@ -24,6 +24,7 @@ impl Core {
     pub(crate) fn begin_round(&mut self, key: GangKey, placed: &[Placed], now: Time) {
         let deadline = now + self.settings.confirm_timeout_ms;
         let mut round = Round::new(Step::Reserving, deadline, now + self.settings.binding_deadline_ms);
+        self.note_backfill(key, placed);
         for place in placed {
             self.add_member(key, &mut round, place);
         }

@@ -205,7 +205,9 @@ fn under_guarantee(
         }
     }
     for (name, lost) in lost {
-        let queue = view.queues.iter().find(|queue| queue.name.as_str() == name)?;
+        // One that contradicts itself is set aside, and nothing for it.
+        let mut queues = view.queues.iter().filter(|queue| queue.problem.is_none());
+        let Some(queue) = queues.find(|queue| queue.name.as_str() == name) else { continue };
         for (resource, least) in queue.guarantee.iter() {
             let has = queue.allocated.get(resource.as_str()).unwrap_or(0);
             let left = has.saturating_sub(lost.get(resource.as_str()).unwrap_or(0));

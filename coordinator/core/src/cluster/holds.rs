@@ -153,14 +153,11 @@ impl Cluster {
         self.refresh(index);
     }
 
-    /// Gangs for which GPUs of these are held.
+    /// Gangs for which GPUs at these positions are held.
     #[cfg(feature = "counted-moves")]
-    pub(crate) fn holders_of<'a>(
-        &'a self,
-        index: NodeIndex,
-        taken: &'a Taken,
-    ) -> impl Iterator<Item = GangKey> + 'a {
-        let holds = self.node(index).holds.iter().filter(|(_, hold)| hold.concerns(taken));
+    pub(crate) fn holders_of(&self, index: NodeIndex, mask: u64) -> impl Iterator<Item = GangKey> {
+        let node = self.node(index);
+        let holds = node.holds.iter().filter(move |(_, hold)| node.mask_of(hold.gpus.iter()) & mask != 0);
         holds.map(|(key, _)| *key)
     }
 
