@@ -18,6 +18,7 @@ pub fn check(core: &Core) -> Result<(), String> {
     check_queues(core)?;
     check_rooms(core)?;
     core.check_claims()?;
+    core.check_groups()?;
     check_gangs(core)
 }
 

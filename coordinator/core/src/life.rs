@@ -58,6 +58,7 @@ impl Core {
             queue.count(before, false);
             queue.count(after, true);
             self.touched_queues.insert(name);
+            self.note_group_move(key, before, after);
         }
     }
 
@@ -124,12 +125,15 @@ impl Core {
         match gang.phase.kind() {
             PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding => {
                 self.set_waiting(key, false);
-                self.progress_round(key, now, actions);
+                if !self.awaits_group(key) {
+                    self.progress_round(key, now, actions);
+                }
             }
             PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Finished => self.progress_idle(key, now),
             PhaseKind::Running | PhaseKind::Degraded => self.progress_running(key, now, actions),
             PhaseKind::Evicting => self.progress_evicting(key, now, actions),
         }
+        self.watch_times(key, now, actions);
     }
 
     fn progress_idle(&mut self, key: GangKey, now: Time) {
@@ -177,6 +181,7 @@ impl Core {
             return;
         }
         self.charge_admission(key, Amounts::default());
+        self.leave_group(key);
         self.set_waiting(key, false);
         let Some(gang) = self.gangs.gangs.remove(&key) else { return };
         self.gangs.by_name.remove(&gang.spec.name);

@@ -156,7 +156,9 @@ impl Core {
         let what = match unit.rank.class {
             0 => "surplus pod above minMember".to_owned(),
             _ if unit.pods.len() == 1 => String::new(),
-            _ => format!("gang {} cannot run with fewer than {}", gang.spec.name.name, gang.spec.min_member),
+            _ => {
+                format!("gang {} cannot run with fewer than {}", gang.spec.name.name, gang.minimum(self.now))
+            }
         };
         let what = if what.is_empty() { what } else { format!("; {what}") };
         Arc::from(format!("for {}: {why}{what}", by.spec.name.name))

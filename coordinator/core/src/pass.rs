@@ -83,6 +83,9 @@ impl Core {
             if let Some(key) = first {
                 self.try_one(key, &queue, &mut failed, &mut strict, now);
                 self.write_gang_status(key, actions);
+                for other in self.group_mates(key) {
+                    self.write_gang_status(other, actions);
+                }
             }
             if turns.made_at == self.queues.woken {
                 turns.tried(self, at);
@@ -166,12 +169,17 @@ impl Core {
         failed: &mut Failed,
         now: Time,
     ) -> Result<(), (Reason, PhaseKind)> {
+        if behind.is_none()
+            && let Some(result) = self.start_group(key, now)
+        {
+            return result;
+        }
         let queued = |reason| (reason, PhaseKind::Queued);
         let admitted = |reason| (reason, PhaseKind::Admitted);
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         self.check_admissible(gang).map_err(queued)?;
         let required = self.required(gang);
-        let charge = Self::admission_charge(gang, &required);
+        let charge = self.admission_charge(gang, &required);
         if let Some(reason) =
             behind.filter(|_| self.queues.above_ceiling(&gang.spec.queue, &charge).is_none())
         {
@@ -187,6 +195,9 @@ impl Core {
             // There may be room for it; its quota is still with those that go for it.
             self.charge_admission(key, charge);
             return self.making_room(key).map_or(Ok(()), |reason| Err(admitted(reason)));
+        }
+        if let Some(reason) = self.needs_more_than_all_nodes(key, &required) {
+            return Err(queued(reason));
         }
         let placed = match self.check_guarantee(key, &required) {
             Some((reason, never)) => {
@@ -353,7 +364,7 @@ impl Core {
 
     /// Bounds how often the placement of a gang may fail: one that only looks healthy must not win for
     /// ever.
-    fn check_attempts(&mut self, key: GangKey, now: Time) -> Result<(), Reason> {
+    pub(crate) fn check_attempts(&mut self, key: GangKey, now: Time) -> Result<(), Reason> {
         let limit = self.settings.attempts_per_minute;
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return Ok(()) };
         if now - gang.failures.0 >= FAILURE_WINDOW || gang.failures.1 < limit {
@@ -411,7 +422,7 @@ impl Core {
             Some(Held::ByRoom(one, shortfall)) => {
                 let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
                 failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
-                let minimum = self.gangs.gangs.get(&key).map_or(0, |gang| gang.spec.min_member);
+                let minimum = self.gangs.gangs.get(&key).map_or(0, |gang| gang.minimum(now));
                 let reason = reason.beside_bound(minimum.saturating_sub(one.minimum));
                 Some(if never { reason } else { self.evict_for_missing(key, reason, now) })
             }
@@ -424,11 +435,11 @@ impl Core {
     fn rest_that_does_not_fit(&self, key: GangKey, shape: &GangShape, now: Time) -> Option<Held> {
         let gang = self.gangs.gangs.get(&key)?;
         let tally = self.gangs.tally(&gang.spec.name);
-        let minimum = gang.spec.min_member.saturating_sub(tally.live + tally.succeeded);
+        let minimum = gang.minimum(now).saturating_sub(tally.live + tally.succeeded);
         let mut pods = self.candidates(gang);
         pods.truncate(usize::try_from(minimum).unwrap_or(usize::MAX));
         let shortfall = place(&self.cluster, &mut self.overlay_for(key, now), shape, &pods).err()?;
-        Some(Held::ByRoom(Required { pods, minimum, all: minimum }, shortfall))
+        Some(Held::ByRoom(Required { pods, minimum, all: minimum, is_fixed: false }, shortfall))
     }
 
     fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
@@ -443,31 +454,32 @@ impl Core {
         let mut asked = Amounts::default();
         let gone = Gone::from([(gang.spec.queue.clone(), gang.charge.clone())]);
         let mut overlay = self.overlay_for(key, now);
-        let mut too_large: Vec<(Arc<str>, Arc<PodNeed>)> = Vec::new();
-        for candidate in self.candidates(gang) {
-            let need = candidate.need.clone();
-            let kind = (candidate.task.clone(), need.clone());
-            let one = Required { pods: vec![candidate], minimum: 1, all: 1 };
+        let mut too_large: Vec<ShapeKey> = Vec::new();
+        let units = self.units(gang);
+        let (short, reason) = (units.short, self.short_part(gang, &units));
+        for unit in units.units {
+            let amounts = unit.amounts();
+            let one = Required::together(unit.pods);
+            let (kind, pods) = (shape_key(&more.shape, &one), one.minimum);
             let mut sum = asked.clone();
-            sum.add(&need.amounts.of_pod());
+            sum.add(&amounts);
             let held = if let Some(over) = self.queues.over(&gang.spec.queue, &gone, &sum) {
                 Held::Known(over.beside(&asked).reason(&gang.spec.queue))
-            } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &need.amounts.of_pod())
-            {
+            } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &amounts) {
                 Held::Known(reason)
             } else if let Some(until) = self.patience_with(gang, &one.pods[0].pod) {
                 more.look_again = more.look_again.max(Some(until));
                 let step = "its PodGroup may be about to ask for more pods: they start together then";
                 Held::Known(Reason::InProgress { step: Arc::from(step) })
-            } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
+            } else if let Some((reason, _)) = failed.get(&kind) {
                 Held::Known(reason.clone())
             } else if more.first.is_some() && too_large.contains(&kind) {
-                more.waiting += 1;
+                more.waiting += pods;
                 continue;
             } else {
                 match place(&self.cluster, &mut overlay, &more.shape, &one.pods) {
                     Ok(places) => {
-                        asked.add(&need.amounts.of_pod());
+                        asked.add(&amounts);
                         more.placed.extend(places);
                         continue;
                     }
@@ -477,17 +489,22 @@ impl Core {
                     }
                 }
             };
-            more.waiting += 1;
+            more.waiting += pods;
             more.first.get_or_insert(held);
         }
-        let (count, reason) = self.held_by_themselves(gang);
-        more.waiting += count;
-        more.first = more.first.or(reason.map(Held::Known));
+        let (count, by_themselves) = self.held_by_themselves(gang);
+        more.waiting += count + short;
+        more.first = more.first.or(by_themselves.or(reason).map(Held::Known));
         more
     }
 
     /// Why a gang did not fit; true where it can never fit as nodes are now.
-    fn diagnose(&mut self, shape: &GangShape, required: &Required, shortfall: &Shortfall) -> (Reason, bool) {
+    pub(crate) fn diagnose(
+        &mut self,
+        shape: &GangShape,
+        required: &Required,
+        shortfall: &Shortfall,
+    ) -> (Reason, bool) {
         let generation = self.cluster.capacity_generation;
         if self.emptied.as_ref().is_none_or(|(known, _)| *known != generation) {
             self.emptied = Some((generation, self.cluster.emptied()));

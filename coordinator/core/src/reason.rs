@@ -14,6 +14,7 @@ mod eviction;
 mod held;
 mod queue;
 mod room;
+mod together;
 mod unsuited;
 
 pub use claims::{ClaimHeld, ClaimProblem};
@@ -23,6 +24,7 @@ pub use held::{Held, OtherHolder};
 pub use queue::QueueHeld;
 pub use room::{Closed, NoRoom};
 use room::{amount_of, lower, name_closed, open_and_change, open_nodes, or_change, pods};
+pub use together::Together;
 pub use unsuited::{Unmet, Unsuited};
 
 /// Why a gang waits.
@@ -168,6 +170,8 @@ pub enum Reason {
         /// Why the first of them does.
         cause: Box<Reason>,
     },
+    /// It waits for others with which it starts together, or has too few pods left.
+    Together(Box<Together>),
     /// Others are being evicted for it.
     MakingRoom(Box<MakingRoom>),
     /// It was evicted for another gang.
@@ -253,6 +257,7 @@ impl Reason {
             Self::NoRoom(_) => "NoRoom",
             Self::NodesClosed { .. } => "NodesClosed",
             Self::MorePodsWait { .. } => "MorePodsWait",
+            Self::Together(together) => together.code(),
             Self::MakingRoom(_) => "MakingRoom",
             Self::Preempted(_) => "Preempted",
             Self::InProgress { .. } => "InProgress",
@@ -325,6 +330,7 @@ impl Reason {
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => open_nodes(nodes, "; "),
             Self::MorePodsWait { cause, .. } => cause.fix(),
+            Self::Together(together) => together.fix(),
             Self::Preempted(preempted) => preempted.cause.as_ref().map(Self::fix).unwrap_or_default(),
             Self::InProgress { .. } | Self::MakingRoom(_) => String::new(),
         }
@@ -450,6 +456,7 @@ impl fmt::Display for Reason {
                     }
                 )
             }
+            Self::Together(together) => together.fmt(formatter),
             Self::MakingRoom(room) => room.fmt(formatter),
             Self::Preempted(preempted) => preempted.fmt(formatter),
             Self::InProgress { step } => write!(formatter, "in progress: {step}"),

@@ -364,7 +364,7 @@ impl Core {
 
     /// Lets the gang's bound pods start.
     pub(crate) fn open_start_gate(&mut self, key: GangKey) {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let Some(gang) = self.gangs.gangs.get(&key).filter(|_| !self.group_is_binding(key)) else { return };
         let live = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.is_live());
         let leases: Vec<LeaseId> = live.filter_map(|(_, pod)| pod.lease).collect();
         for lease in leases {
@@ -405,6 +405,7 @@ impl Core {
         }
         self.timers.insert((retry_at, Timer::Gang(key)));
         self.touched.insert(key);
+        self.drop_group(key, retry_at, actions);
     }
 
     /// A member's agent will not have it: the rest keeps its leases, this one is planned again. Where it

@@ -192,6 +192,17 @@ impl Queues {
         self.woken += u64::from(waited && was_to_try);
     }
 
+    /// A gang was tried with others, before its turn.
+    pub(crate) fn try_no_more(&mut self, queue: &QueueName, order: &OrderKey) {
+        let Some(entry) = self.queues.get_mut(queue) else { return };
+        if entry.to_try.remove(order) {
+            if entry.to_try.is_empty() {
+                self.to_try.remove(queue);
+            }
+            self.woken += 1;
+        }
+    }
+
     /// Takes the first gang to be tried of a queue.
     pub(crate) fn take_first(&mut self, queue: &QueueName) -> Option<GangKey> {
         let entry = self.queues.get_mut(queue)?;

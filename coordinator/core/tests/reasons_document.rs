@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use phalanx_core::reason::{ClaimProblem, Reason};
+use phalanx_core::reason::{ClaimProblem, Reason, Together};
 
 #[path = "reasons_document/claims.rs"]
 mod claims;
@@ -18,6 +18,8 @@ mod claims;
 mod general;
 #[path = "reasons_document/nodes.rs"]
 mod nodes;
+#[path = "reasons_document/together.rs"]
+mod together;
 
 /// A reason as an example.
 pub struct Example {
@@ -39,10 +41,14 @@ pub fn also(reason: Reason) -> Example {
 
 /// Every example, in the order of the document.
 fn examples() -> Vec<Example> {
-    [general::before_placement(), claims::examples(), nodes::examples(), general::while_placed()]
-        .into_iter()
-        .flatten()
-        .collect()
+    let lists = [
+        general::before_placement(),
+        claims::examples(),
+        nodes::examples(),
+        together::examples(),
+        general::while_placed(),
+    ];
+    lists.into_iter().flatten().collect()
 }
 
 /// A function that names the variant of a value, and the list of all names. The match has no rest: a new variant does
@@ -62,14 +68,17 @@ macro_rules! variants {
 variants!(reason_name, REASONS, Reason:
     NoSuchQueue QueueClosed NoSuchPriorityClass AboveCapability QuotaUsed TooFewPods PodBlocked PodGated Claim
     NoNodeMatches NoNodeOffers LargerThanAnyNode LargerThanCluster LargerThanAllNodes NoRoom NodesClosed MorePodsWait
-    InProgress);
+    Together InProgress);
 variants!(claim_name, CLAIMS, ClaimProblem:
     Binding Missing OfAnother AwaitsPod Lost Deleting Unreadable UsedByOnePod);
+variants!(together_name, TOGETHER, Together:
+    GroupIncomplete GroupHeld GroupDoesNotFit GroupOfQueues TooFewParts Degraded);
 
 /// The variants that a reason is an example of: its own, and that of what it holds.
 fn names(reason: &Reason) -> Vec<&'static str> {
     let inner = match reason {
         Reason::Claim(held) => Some(claim_name(&held.problem)),
+        Reason::Together(together) => Some(together_name(together)),
         _ => None,
     };
     [Some(reason_name(reason)), inner].into_iter().flatten().collect()
@@ -79,7 +88,7 @@ fn names(reason: &Reason) -> Vec<&'static str> {
 fn every_variant_has_an_example() {
     let examples = examples();
     let shown: BTreeSet<&str> = examples.iter().flat_map(|example| names(&example.reason)).collect();
-    let all = [REASONS, CLAIMS].concat();
+    let all = [REASONS, CLAIMS, TOGETHER].concat();
     let missing: Vec<&&str> = all.iter().filter(|name| !shown.contains(*name)).collect();
     assert!(missing.is_empty(), "no example in reasons_document/ of {missing:?}");
 }
