@@ -242,10 +242,6 @@ impl Core {
             return;
         }
         let may = holders.is_subset(&self.lifted_for(key, self.now));
-        if !may {
-            let name = |key: GangKey| self.gangs.gangs.get(&key).map(|g| (g.spec.name.to_string(), g.phase.kind(), self.rooms.contains_key(&key), self.holds.get(&key).cloned(), g.spec.queue.clone(), self.priority_of(&g.spec)));
-            eprintln!("DEBUG now {:?} {:?} takes {:?} of {:?}", self.now, name(key), placed, holders.iter().map(|k| name(*k)).collect::<Vec<_>>());
-        }
         self.note_reached(if may { "hold: used by others meanwhile" } else { "hold: NOT HEEDED" });
     }
 

@@ -96,6 +96,8 @@ scenarios! {
     restart_node_away,
     driver_away,
     true_fixes,
+    place_found_while_plan_waits,
+    dropped_plan_of_an_earlier_leader,
     victim_that_went_unseen,
     growth,
     many_gpus,

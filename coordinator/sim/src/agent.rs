@@ -406,6 +406,7 @@ impl World {
         self.facts.running.remove(&run.pod);
         if !stopped {
             self.facts.ended.insert(run.pod.clone());
+            self.facts.news_at = self.now;
         }
         self.is_changed = true;
         self.log.line(

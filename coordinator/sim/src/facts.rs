@@ -178,8 +178,12 @@ pub struct Facts {
     pub bound_by_hand: BTreeSet<GangName>,
     /// The faults have stopped.
     pub is_calm: bool,
+    /// When something came from outside last: a user did something, a pod ended by itself.
+    pub news_at: Time,
     /// A placement is done or rolled back within this time.
     pub binding_deadline_ms: Millis,
+    /// A gang that is below its minimum for so long gives back what it has.
+    pub degraded_grace_ms: Millis,
     /// Pods that started since the last look.
     pub started: Vec<PodUid>,
     /// Plans that make room.

@@ -63,6 +63,9 @@ impl World {
             Command::WritePlan(plan) if plan.purpose == PlanPurpose::MakeRoom => {
                 self.look_at_room(incarnation, plan);
             }
+            Command::Evict { name, cause, .. } => {
+                self.log.line(self.now, format_args!("core: evict {}: {cause}", name.name));
+            }
             Command::Warn { message } => {
                 let Some(rest) = message.strip_prefix("evictions for gang ") else { return };
                 let Some((gang, cause)) = rest.split_once(" are dropped: ") else { return };

@@ -23,6 +23,9 @@ const REMAKE_MS: u64 = 500;
 impl World {
     /// A user does something. What it is done to may be gone: that is the user's own affair.
     pub(crate) fn user(&mut self, step: Step) {
+        if !matches!(step, Step::Remake(_)) {
+            self.facts.news_at = self.now;
+        }
         match step {
             Step::Create(object) => {
                 self.log.count("user creates");
@@ -123,9 +126,9 @@ impl World {
     pub(crate) fn plan_remake(&mut self, uid: &PodUid) {
         let Some(name) = self.facts.pods.get(uid).map(|pod| pod.name.clone()) else { return };
         let Ok(stored) = self.api.store.get(&key_of(Kind::Pod, &name.name)) else { return };
-        // What runs for ever is deleted when the faults have stopped: what is made after that would stay.
+        // What runs for ever is deleted in the end: what is made after that would stay.
         let is_endless = stored.annotation(RUN_FOR).is_none();
-        if stored.annotation(REMADE).is_none() || (is_endless && !self.faults) {
+        if stored.annotation(REMADE).is_none() || (is_endless && self.now >= self.last_at) {
             return;
         }
         let mut pod = Object::new(Kind::Pod, NAMESPACE, &stored.metadata.name).with_spec(stored.spec.clone());
@@ -151,7 +154,9 @@ impl World {
         }
         let group = pod.annotation(GROUP_NAME).map(|group| key_of(Kind::PodGroup, group));
         let is_endless = pod.annotation(RUN_FOR).is_none();
-        if group.is_some_and(|group| self.api.store.get(&group).is_err()) || (is_endless && !self.faults) {
+        if group.is_some_and(|group| self.api.store.get(&group).is_err())
+            || (is_endless && self.now >= self.last_at)
+        {
             return;
         }
         self.log.count("an evicted pod is made again");

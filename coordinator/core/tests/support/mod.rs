@@ -899,7 +899,6 @@ impl World {
                     pending: words.number("pending", 0),
                     inqueue: words.number("inqueue", 0),
                     running: words.number("running", 0),
-                    reservation: Resources::new(),
                     completed: words.number("completed", 0),
                 });
                 self.apply(Event::QueueApplied(spec));

@@ -28,6 +28,8 @@ struct Memory {
     /// The first binding deadline of its plan since there was none, and when it was last there.
     plan: Option<(Time, Time)>,
     has_plan: bool,
+    /// Since when it has fewer pods than it needs, though something of it runs.
+    below_since: Option<Time>,
     /// It goes as a whole for another one, as long as anything of it is bound.
     is_going: bool,
 }
@@ -82,6 +84,12 @@ impl Eviction {
             }
         }
         for (name, memory) in &mut self.gangs {
+            let pods = facts.pods.values().filter(|pod| pod.gang == *name);
+            let counts = |pod: &&PodFact| pod.is_live() || pod.phase == PodPhase::Succeeded;
+            let tasks: Vec<&str> = pods.filter(counts).map(|pod| &*pod.task).collect();
+            let is_below = !memory.needs.keys().all(|need| need.is_met(tasks.iter().copied()));
+            memory.below_since =
+                (is_below && live.contains(name)).then(|| memory.below_since.unwrap_or(facts.now));
             memory.has_run &= live.contains(name);
             memory.is_going &= live.contains(name);
         }
@@ -133,10 +141,16 @@ fn why_wrong(facts: &Facts, evicted: &Evicted, memory: &Memory) -> Option<String
     let counted = bound_before(facts, uid, pod);
     let is_whole = !memory.needs.is_empty()
         && memory.needs.keys().all(|need| need.is_met(counted.iter().map(|pod| &*pod.task)));
-    if is_whole && memory.has_run {
+    // What was bound to a gang that runs and has not started is rolled back as any other binding is.
+    let has_started = facts.running.contains_key(uid) || pod.phase != PodPhase::Pending;
+    if is_whole && memory.has_run && has_started {
         return Some(format!("its gang {} is whole and runs", pod.gang));
     }
     let lag = Millis(SKEW_MS + facts.now.0 / DRIFT);
+    if memory.below_since.is_some_and(|since| facts.now + lag >= since + facts.degraded_grace_ms) {
+        // What is below its minimum for so long gives back what it has.
+        return None;
+    }
     match memory.plan {
         Some((deadline, _)) if facts.now + lag < deadline => {
             Some(format!("the binding deadline of gang {} is {} ms", pod.gang, deadline.0))
