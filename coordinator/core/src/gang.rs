@@ -157,6 +157,10 @@ pub(crate) struct Gangs {
     #[cfg(feature = "counted-moves")]
     #[serde(skip)]
     pub(crate) moves: BTreeMap<(crate::phase::PhaseKind, crate::phase::PhaseKind), u64>,
+    /// What else a test must have seen.
+    #[cfg(feature = "counted-moves")]
+    #[serde(skip)]
+    pub(crate) reached: BTreeMap<&'static str, u64>,
 }
 
 /// Pods of a gang by state.

@@ -68,6 +68,23 @@ impl Core {
         self.gangs.moves.iter().map(|((from, to), count)| (from.as_str(), to.as_str(), *count))
     }
 
+    /// What else happened since the start, and how often.
+    #[cfg(feature = "counted-moves")]
+    pub fn reached(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.gangs.reached.iter().map(|(what, count)| (*what, *count))
+    }
+
+    /// Counts what a test must have seen.
+    #[cfg(feature = "counted-moves")]
+    pub(crate) fn note_reached(&mut self, what: &'static str) {
+        *self.gangs.reached.entry(what).or_default() += 1;
+    }
+
+    /// Counts nothing: there is no test.
+    #[cfg(not(feature = "counted-moves"))]
+    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut)]
+    pub(crate) const fn note_reached(&mut self, _what: &'static str) {}
+
     /// All moves that the table of phases allows, in the same words.
     #[cfg(feature = "counted-moves")]
     pub fn legal_moves() -> impl Iterator<Item = (&'static str, &'static str)> {

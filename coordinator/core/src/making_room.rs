@@ -66,6 +66,9 @@ pub(crate) struct RoomPlan {
     pub(crate) step: RoomStep,
     pub(crate) victims: BTreeMap<PodUid, Victim>,
     places: Vec<PlannedPod>,
+    /// It was written, or may have been, by this leader or an earlier one.
+    #[serde(default)]
+    stored: bool,
     /// Writes in a row without an answer.
     failures: u32,
     /// Why it came to nothing.
@@ -112,6 +115,7 @@ impl Core {
             step: RoomStep::Unwritten,
             victims,
             places: places.collect(),
+            stored: false,
             failures: 0,
             failed: None,
         };
@@ -207,6 +211,10 @@ impl Core {
         if room.places.iter().any(is_gone) {
             return self.drop_room(key, "pods that it was made for are gone", now, actions);
         }
+        if self.gangs.gangs.get(&key).is_some_and(|gang| gang.phase.round().is_some()) {
+            // It has found a place: nobody goes for it unless that comes to nothing. Its round's plan is the one stored.
+            return;
+        }
         match step {
             RoomStep::Unwritten => self.put_room(key, actions),
             RoomStep::WriteAt(at) if at <= now => self.put_room(key, actions),
@@ -236,7 +244,7 @@ impl Core {
         };
         let id = self.emit_pending(Command::WritePlan(Box::new(plan)), Pending::RoomPlan(key), actions);
         if let Some(room) = self.rooms.get_mut(&key) {
-            room.step = RoomStep::Writing(id);
+            (room.step, room.stored) = (RoomStep::Writing(id), true);
         }
     }
 
@@ -411,12 +419,13 @@ impl Core {
 
     /// The gang runs: nothing is held for it any more.
     fn end_room(&mut self, key: GangKey, actions: &mut Vec<Action>) {
-        self.forget_room(key);
+        let room = self.forget_room(key);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         (gang.evict_failures, gang.evict_not_before) = (0, Time(0));
         let name = gang.spec.name.clone();
-        if gang.spec.is_lone_pod() {
-            // It was bound without a plan of its own that would have replaced this one.
+        let is_left = room.is_some_and(|room| room.stored && room.step == RoomStep::Unwritten);
+        if gang.spec.is_lone_pod() || (is_left && gang.phase.round().is_none()) {
+            // It was bound without a plan of its own that would have replaced this one, or an earlier leader wrote it.
             self.remove_plan(name, actions);
         }
     }
@@ -432,7 +441,7 @@ impl Core {
         let message = format!("evictions for gang {name} are dropped: {why}");
         self.emit(Command::Warn { message }, actions);
         let is_placed = self.gangs.gangs.get(&key).is_some_and(|gang| gang.phase.round().is_some());
-        if room.step != RoomStep::Unwritten && !is_placed {
+        if room.stored && !is_placed {
             self.remove_plan(name, actions);
         }
         self.timers.insert((now + pause, Timer::Gang(key)));
@@ -516,6 +525,7 @@ impl Core {
             step: RoomStep::Unwritten,
             victims,
             places: plan.pods.clone(),
+            stored: true,
             failures: 0,
             failed: None,
         };

@@ -24,9 +24,8 @@ impl Core {
     pub(crate) fn begin_round(&mut self, key: GangKey, placed: &[Placed], now: Time) {
         let deadline = now + self.settings.confirm_timeout_ms;
         let mut round = Round::new(Step::Reserving, deadline, now + self.settings.binding_deadline_ms);
-        for place in placed {
-            self.add_member(key, &mut round, place);
-        }
+        self.note_backfill(key, placed);
+        placed.iter().for_each(|place| self.add_member(key, &mut round, place));
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let phase = match &gang.phase {
             Phase::Running { .. } => Phase::Running { round: Some(round) },
