@@ -2,9 +2,9 @@
 //! GPUs is kept free for it as it empties. Where it is known when what runs there ends, the gang has an expected start,
 //! and what ends before that may use the room meanwhile.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_common::ids::{GangName, LeaseId};
+use phalanx_common::ids::{GpuId, LeaseId, PodUid};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use crate::phase::{Phase, PhaseKind};
 use crate::place::{Overlay, Placed};
 use crate::reason::{HoldCause, Reason};
 use crate::required::Required;
-use crate::victims::{Guard, Part, Rank, Unit, make_room};
+use crate::victims::{Guard, Rank, Unit, make_room};
 
 /// What is held for a gang that has waited long.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,7 +94,12 @@ impl Core {
         let start = latest.map(|end| end.and_then(|end| u64::try_from(end).ok()).map_or(now, Time));
         let leaving: BTreeSet<LeaseId> =
             room.units.iter().flat_map(|at| &units[*at].pods).map(|(_, lease)| *lease).collect();
-        self.hold_places(key, &room.placed, &leaving);
+        let places = room.placed.iter().map(|place| {
+            let gpus = self.cluster.node(place.node).gpu_ids(place.mask);
+            (place.node, place.pod.clone(), gpus)
+        });
+        let places: Vec<_> = places.collect();
+        self.hold_places(key, places, &leaving);
         self.note_reached(if start.is_some() { "hold: made, with a start" } else { "hold: made, without" });
         self.holds.insert(key, Hold { start, since: now, after });
         if let Some(start) = start {
@@ -121,17 +126,21 @@ impl Core {
     }
 
     /// Keeps these places free for a gang, as the leases that leave them go.
-    fn hold_places(&mut self, key: GangKey, placed: &[Placed], leaving: &BTreeSet<LeaseId>) {
+    pub(crate) fn hold_places(
+        &mut self,
+        key: GangKey,
+        places: Vec<(NodeIndex, PodUid, Vec<GpuId>)>,
+        leaving: &BTreeSet<LeaseId>,
+    ) {
         self.cluster.unhold(key);
-        let nodes: BTreeSet<NodeIndex> = placed.iter().map(|place| place.node).collect();
-        for node in nodes {
-            let (mut gpus, mut whole) = (Vec::new(), InUse::default());
-            for place in placed.iter().filter(|place| place.node == node) {
-                gpus.extend(self.cluster.node(node).gpu_ids(place.mask));
-                if let Some(pod) = self.gangs.pods.get(&place.pod) {
-                    whole.add(&pod.need.amounts, &pod.need.constraints.host_ports);
-                }
-            }
+        let mut by_node: BTreeMap<NodeIndex, (Vec<GpuId>, InUse)> = BTreeMap::new();
+        for (node, pod, more) in places {
+            let Some(pod) = self.gangs.pods.get(&pod) else { continue };
+            let (gpus, whole) = by_node.entry(node).or_default();
+            gpus.extend(more);
+            whole.add(&pod.need.amounts, &pod.need.constraints.host_ports);
+        }
+        for (node, (gpus, whole)) in by_node {
             let leases = leaving.iter().filter_map(|id| self.leases.leases.get(id));
             let stands: Vec<Taken> =
                 leases.filter(|lease| lease.node == node).map(|lease| lease.taken.clone()).collect();
@@ -155,11 +164,6 @@ impl Core {
         let leases = self.leases.leases.values().filter(|lease| lease.gang.is_some_and(|gang| gang != key));
         let unit = |lease: &Lease| {
             let gang = lease.gang?;
-            let node = self.cluster.node(lease.node);
-            let healthy = lease.taken.gpus.iter().filter_map(|gpu| node.position(*gpu));
-            let mask = healthy.filter(|at| node.is_healthy(*at)).fold(0, |mask, at| mask | 1 << at);
-            let mut used = InUse::default();
-            used.add(&lease.taken.amounts, &lease.taken.ports);
             let end =
                 self.known_end(lease, now).and_then(|end| i64::try_from(end.0).ok()).unwrap_or(i64::MAX);
             let last = (std::cmp::Reverse(gang), std::cmp::Reverse(0));
@@ -175,7 +179,7 @@ impl Core {
                 rank,
                 gang,
                 pods: vec![(lease.pod().clone(), lease.taken.lease)],
-                parts: vec![Part { node: lease.node, mask: mask & !node.held_mask(), used }],
+                parts: vec![self.part_of(lease)],
                 queue: self.gangs.gangs.get(&gang)?.spec.queue.clone(),
                 amounts: if lease.charged { lease.taken.amounts.of_pod() } else { Amounts::default() },
                 budgets: Vec::new(),
@@ -315,19 +319,10 @@ impl Core {
         self.release_hold(key);
         let has_started = matches!(kind, Some(PhaseKind::Running | PhaseKind::Degraded));
         if let (Some(name), Some(expected)) = (name, hold.start) {
-            self.record_promise(name, &hold, expected, has_started.then_some(now), actions);
+            let started = has_started.then_some(now);
+            let command = Command::RecordPromise { gang: name, made: hold.since, expected, started };
+            self.emit(command, actions);
         }
-    }
-
-    fn record_promise(
-        &mut self,
-        gang: GangName,
-        hold: &Hold,
-        expected: Time,
-        started: Option<Time>,
-        actions: &mut Vec<Action>,
-    ) {
-        self.emit(Command::RecordPromise { gang, made: hold.since, expected, started }, actions);
     }
 
     pub(crate) fn release_hold(&mut self, key: GangKey) {

@@ -405,12 +405,7 @@ impl Cluster {
     /// Brings free mask and index entry of one node up to date.
     fn refresh(&mut self, index: NodeIndex) {
         let node = &mut self.nodes[index.0 as usize];
-        node.free_mask = node.agent.as_ref().map_or(0, |agent| {
-            let gpus = agent.inventory.gpus.iter().zip(&agent.holders).enumerate();
-            gpus.filter(|(_, (gpu, holder))| gpu.health.is_healthy() && holder.is_none())
-                .fold(0, |mask, (at, _)| mask | 1 << at)
-        });
-        node.free_mask = without_last(node.free_mask, node.others_gpus) & !node.held_mask();
+        node.free_mask = without_last(node.unused_mask(), node.others_gpus) & !node.held_mask();
         let class = node.agent.as_ref().map_or(ClassId::EMPTY, |agent| agent.class);
         let target = node.closed().is_none().then_some((class, node.free_mask));
         if node.indexed == target {

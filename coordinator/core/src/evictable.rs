@@ -17,6 +17,7 @@ use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::InUse;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, Pod, natural};
+use crate::lease::Lease;
 use crate::phase::{Phase, PhaseKind};
 use crate::reason::Spared;
 use crate::victims::{Guard, Part, Rank, Unit};
@@ -169,12 +170,7 @@ impl Core {
             if lease.wanted == LeaseState::Gone {
                 continue;
             }
-            let node = self.cluster.node(lease.node);
-            let healthy = lease.taken.gpus.iter().filter_map(|gpu| node.position(*gpu));
-            let mask = healthy.filter(|at| node.is_healthy(*at)).fold(0, |mask, at| mask | 1 << at);
-            let mut used = InUse::default();
-            used.add(&lease.taken.amounts, &lease.taken.ports);
-            unit.parts.push(Part { node: lease.node, mask: mask & !node.held_mask(), used });
+            unit.parts.push(self.part_of(lease));
             unit.amounts.add(&lease.taken.amounts.of_pod());
             unit.pods.push(((*uid).clone(), lease.taken.lease));
             let started = pod.spec.policy.started.unwrap_or(pod.spec.policy.created);
@@ -188,6 +184,14 @@ impl Core {
         }
         unit.rank.gpus = unit.amounts.gpus;
         (!unit.pods.is_empty()).then_some(unit)
+    }
+
+    /// What a lease leaves behind: GPUs that are well and that nobody else waits for, and all else that it uses.
+    pub(crate) fn part_of(&self, lease: &Lease) -> Part {
+        let node = self.cluster.node(lease.node);
+        let mut used = InUse::default();
+        used.add(&lease.taken.amounts, &lease.taken.ports);
+        Part { node: lease.node, mask: node.healthy_mask(&lease.taken.gpus) & !node.held_mask(), used }
     }
 
     /// Disruption budgets that count a pod.
@@ -205,8 +209,7 @@ impl Core {
         counts.map(|(name, _)| name.clone()).collect()
     }
 
-    /// What of all that may go for this gang. `shares` says which queues are above their share, and whether the gang's is
-    /// under its own.
+    /// What of all that may go for this gang: of its own queue what is less urgent, and of others only where it `reclaims`.
     pub(crate) fn victims_for(&self, gang: &Gang, all: &[Evictable], reclaims: bool) -> Victims {
         let priority = self.priority_of(&gang.spec).unwrap_or(0);
         let mut victims = Victims { units: Vec::new(), spared: Vec::new(), next: None };

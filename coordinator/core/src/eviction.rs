@@ -243,8 +243,7 @@ impl Core {
                 let share = self.deserved(name);
                 let shares = asked.iter().filter_map(|key| Some((*key, share.limit(*key)?))).collect();
                 facts.deserved.insert(name.clone(), shares);
-                let guarantee = self.guarantee_of(name).clone();
-                facts.guarantee.insert(name.clone(), guarantee);
+                facts.guarantee.insert(name.clone(), self.guarantee_of(name));
             }
             facts.chains.insert(queue.clone(), below_common);
             let all = above.into_iter().chain([QueueName::from(ROOT)]);

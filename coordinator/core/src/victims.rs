@@ -115,6 +115,7 @@ struct State {
 }
 
 /// The search.
+#[derive(Clone)]
 struct Search<'a, G: Guard> {
     cluster: &'a Cluster,
     units: &'a [Unit],
@@ -354,7 +355,7 @@ pub(crate) fn make_room<G: Guard>(
     for (group, models) in tasks_with_models(cluster, shape, pods) {
         let (mut best, mut nearest): (Option<Search<'_, G>>, u32) = (None, 0);
         for models in models {
-            let mut trial = search.copy();
+            let mut trial = search.clone();
             match trial.place(&group, models) {
                 Ok(()) if best.as_ref().is_none_or(|known| trial.worse_than(known).is_lt()) => {
                     best = Some(trial);
@@ -372,19 +373,7 @@ pub(crate) fn make_room<G: Guard>(
     finish(cluster, base, units, guard, shape, pods, chosen)
 }
 
-impl<'a, G: Guard> Search<'a, G> {
-    fn copy(&self) -> Self {
-        Self {
-            cluster: self.cluster,
-            units: self.units,
-            by_node: self.by_node.clone(),
-            gone: self.gone.clone(),
-            order: self.order.clone(),
-            states: self.states.clone(),
-            guard: self.guard.clone(),
-        }
-    }
-
+impl<G: Guard> Search<'_, G> {
     fn worse_than(&self, other: &Self) -> std::cmp::Ordering {
         let sum = |search: &Self| {
             let ranks = || search.order.iter().map(|at| search.units[*at].rank);

@@ -3,20 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/random.rs"]
+mod random;
 mod support;
 
 use phalanx_core::reason::Reason;
+use random::Random;
 use support::World;
-
-/// A small generator; the same seed gives the same run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
 
 /// A cluster with some work on it and a gang that asks for a lot. Returns the gang's command.
 fn world(seed: u64) -> (World, String) {

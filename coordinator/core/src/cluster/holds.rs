@@ -45,10 +45,21 @@ impl Node {
         self.mask_of(self.holds.values().flat_map(|hold| &hold.gpus))
     }
 
-    /// The GPU at this position is well.
-    pub(crate) fn is_healthy(&self, at: usize) -> bool {
-        let gpus = self.agent.as_ref().map(|agent| &agent.inventory.gpus);
-        gpus.and_then(|gpus| gpus.get(at)).is_some_and(|gpu| gpu.health.is_healthy())
+    /// Positions of those of these GPUs that are well.
+    pub(crate) fn healthy_mask(&self, gpus: &[GpuId]) -> u64 {
+        let known = self.agent.iter().flat_map(|agent| agent.inventory.gpus.iter().enumerate());
+        known
+            .filter(|(_, gpu)| gpu.health.is_healthy() && gpus.contains(&gpu.id))
+            .fold(0, |mask, (at, _)| mask | 1 << at)
+    }
+
+    /// Positions of GPUs that are well and have no holder, whoever they are held for.
+    pub(super) fn unused_mask(&self) -> u64 {
+        self.agent.as_ref().map_or(0, |agent| {
+            let gpus = agent.inventory.gpus.iter().zip(&agent.holders).enumerate();
+            gpus.filter(|(_, (gpu, holder))| gpu.health.is_healthy() && holder.is_none())
+                .fold(0, |mask, (at, _)| mask | 1 << at)
+        })
     }
 
     /// Positions of these GPUs.
@@ -72,12 +83,7 @@ impl Node {
         }
         used.exclude(&self.held);
         used.include(&held);
-        let free = self.agent.as_ref().map_or(0, |agent| {
-            let gpus = agent.inventory.gpus.iter().zip(&agent.holders).enumerate();
-            gpus.filter(|(_, (gpu, holder))| gpu.health.is_healthy() && holder.is_none())
-                .fold(0, |mask, (at, _)| mask | 1 << at)
-        });
-        (self.free_mask | (free & given & !kept), used)
+        (self.free_mask | (self.unused_mask() & given & !kept), used)
     }
 }
 

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::ids::GpuId;
 use phalanx_common::plan::PlannedPod;
 use phalanx_common::units::{Millis, Time};
 
 use super::{RoomPlan, RoomStep, Victim};
-use crate::cluster::{InUse, NodeHold, NodeIndex, Taken};
 use crate::core::Core;
 use crate::gang::{Gang, GangKey};
 use crate::victims::{Room, Unit};
@@ -61,26 +59,17 @@ impl Core {
     }
 
     pub(super) fn start_room(&mut self, key: GangKey, plan: RoomPlan) {
+        let places = plan.places.iter().filter(|place| self.gangs.pods.contains_key(&place.pod));
+        let places = places.filter_map(|place| {
+            Some((self.cluster.find(&place.node)?, place.pod.clone(), place.gpus.clone()))
+        });
+        let places: Vec<_> = places.collect();
+        let nodes = places.iter().map(|(node, _, _)| *node).collect();
         self.cluster.unhold(key);
-        let mut wholes: BTreeMap<NodeIndex, (Vec<GpuId>, InUse)> = BTreeMap::new();
-        for place in &plan.places {
-            let (Some(node), Some(pod)) = (self.cluster.find(&place.node), self.gangs.pods.get(&place.pod))
-            else {
-                continue;
-            };
-            let (gpus, whole) = wholes.entry(node).or_default();
-            gpus.extend(place.gpus.iter().copied());
-            whole.add(&pod.need.amounts, &pod.need.constraints.host_ports);
-        }
-        let nodes = wholes.keys().copied().collect();
         self.take_from_holds(key, &nodes);
         self.holds.remove(&key);
-        for (node, (gpus, whole)) in wholes {
-            let leases = plan.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
-            let stands: Vec<Taken> =
-                leases.filter(|lease| lease.node == node).map(|lease| lease.taken.clone()).collect();
-            self.cluster.hold(node, key, NodeHold::new(gpus, whole), stands.iter());
-        }
+        let leaving = plan.victims.values().filter_map(|victim| victim.lease).collect();
+        self.hold_places(key, places, &leaving);
         self.victims.extend(plan.victims.keys().map(|uid| (uid.clone(), key)));
         self.rooms.insert(key, plan);
         self.touched.insert(key);
