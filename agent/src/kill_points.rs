@@ -13,7 +13,10 @@ const SENT: Duration = Duration::from_millis(30);
 pub(crate) fn before_event(event: &Event) {
     match event {
         Event::Message(_, ToAgent::Reserve { .. }) => kill_point::pass("reserve-received"),
-        Event::Message(_, ToAgent::Bound { .. }) => kill_point::pass("bound-seen"),
+        // Whichever comes first: where the last bind of a gang is this pod's, no Bound goes before GangBound.
+        Event::Message(_, ToAgent::Bound { .. } | ToAgent::GangBound { .. }) => {
+            kill_point::pass("bound-seen")
+        }
         _ => {}
     }
 }
