@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use phalanx_common::ids::{GangName, LeaseId};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 use serde::{Deserialize, Serialize};
@@ -94,7 +95,9 @@ impl Core {
         let start = latest.map(|end| end.and_then(|end| u64::try_from(end).ok()).map_or(now, Time));
         let leaving: BTreeSet<LeaseId> =
             room.units.iter().flat_map(|at| &units[*at].pods).map(|(_, lease)| *lease).collect();
-        self.hold_places(key, &room.placed, &leaving);
+        if !planted::is(Bug::IgnoreHolds) {
+            self.hold_places(key, &room.placed, &leaving);
+        }
         self.holds.insert(key, Hold { start, since: now, after });
         if let Some(start) = start {
             self.timers.insert((start, Timer::Gang(key)));
@@ -226,7 +229,9 @@ impl Core {
         let length = self.length_of(gang);
         let priority = self.priority_of(&gang.spec);
         let lifts = self.holds.iter().filter(|(other, hold)| {
-            let ends_before = length.zip(hold.start).is_some_and(|(length, start)| now + length <= start);
+            let ends_before = length
+                .zip(hold.start)
+                .is_some_and(|(length, start)| now + length <= start || planted::is(Bug::LateBackfill));
             ends_before || self.outranks(priority, gang, **other)
         });
         lifts.map(|(other, _)| *other).filter(|other| *other != key).collect()
@@ -289,7 +294,7 @@ impl Core {
                     | PhaseKind::Binding
             )
         );
-        if waits {
+        if waits || planted::is(Bug::KeepHolds) {
             return;
         }
         let name = self.gangs.gangs.get(&key).map(|gang| gang.spec.name.clone());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{ActionId, GangName, GpuId, LeaseId, PodUid};
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod, PlannedVictim};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use serde::{Deserialize, Serialize};
 
@@ -137,7 +138,9 @@ impl Core {
             let leases = plan.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
             let stands: Vec<Taken> =
                 leases.filter(|lease| lease.node == node).map(|lease| lease.taken.clone()).collect();
-            self.cluster.hold(node, key, NodeHold::new(gpus, whole), stands.iter());
+            if !planted::is(Bug::FreedIsIdle) {
+                self.cluster.hold(node, key, NodeHold::new(gpus, whole), stands.iter());
+            }
         }
         self.victims.extend(plan.victims.keys().map(|uid| (uid.clone(), key)));
         self.rooms.insert(key, plan);
@@ -235,6 +238,10 @@ impl Core {
         let id = self.emit_pending(Command::WritePlan(Box::new(plan)), Pending::RoomPlan(key), actions);
         if let Some(room) = self.rooms.get_mut(&key) {
             room.step = RoomStep::Writing(id);
+            if planted::is(Bug::EvictBeforePlan) {
+                room.step = RoomStep::Evicting;
+                self.touched.insert(key);
+            }
         }
     }
 

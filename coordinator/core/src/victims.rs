@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
+use phalanx_common::planted::{self, Bug};
 
 use crate::amounts::Amounts;
 use crate::cluster::{Cluster, InUse, NodeIndex};
@@ -194,6 +195,7 @@ impl<G: Guard> Search<'_, G> {
     fn trim(&self, index: NodeIndex, need: &PodNeed, models: Models, mut chosen: Vec<usize>) -> Vec<usize> {
         let mut by_rank = chosen.clone();
         by_rank.sort_by_key(|at| Reverse(self.units[*at].rank));
+        by_rank.retain(|_| !planted::is(Bug::EvictInVain));
         for at in by_rank {
             if chosen.iter().any(|other| self.units[*other].after.contains(&at)) {
                 continue;
@@ -418,7 +420,7 @@ fn finish<G: Guard>(
 ) -> Result<Room, NoHelp> {
     let fits = |gone: &[usize]| place(cluster, &mut without(cluster, base, units, gone), shape, pods);
     let mut placed = fits(&chosen).map_err(|shortfall| NoHelp::Fit(shortfall.fit))?;
-    if pods.len().saturating_mul(chosen.len()) <= MOST_TRIALS {
+    if pods.len().saturating_mul(chosen.len()) <= MOST_TRIALS && !planted::is(Bug::EvictInVain) {
         let mut by_rank = chosen.clone();
         by_rank.sort_by_key(|at| Reverse(units[*at].rank));
         for at in by_rank {

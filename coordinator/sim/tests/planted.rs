@@ -142,6 +142,35 @@ const fn finder(bug: Bug) -> Finder {
         Bug::EvictGrown => Finder::SeedsWith(&["eviction"], bindings_that_fail),
         Bug::FinalizeRunning => Finder::Seeds(&["ownership"]),
         Bug::TimeoutIsDone => Finder::SeedsWith(&["ownership", "all_or_nothing"], an_api_that_is_slow),
+        Bug::CeilingOffByOne
+        | Bug::IgnoreAncestors
+        | Bug::ChargeChildrenTwice
+        | Bug::LendGuarantees
+        | Bug::VictimUnderGuarantee
+        | Bug::ReclaimWithinShare
+        | Bug::ReclaimAboveShare
+        | Bug::ReclaimAlways
+        | Bug::EvictEqualPriority
+        | Bug::MostUrgentFirst
+        | Bug::EvictProtected
+        | Bug::IgnoreBudgets
+        | Bug::IgnoreCooldown
+        | Bug::WholeGangsFirst
+        | Bug::LeaderFirst
+        | Bug::EvictInVain
+        | Bug::EvictBeforePlan
+        | Bug::FreedIsIdle
+        | Bug::IgnoreNever
+        | Bug::KeepHolds
+        | Bug::IgnoreHolds
+        | Bug::LateBackfill
+        | Bug::IgnoreFifo
+        | Bug::ForgetDegraded
+        | Bug::IgnoreWeights
+        | Bug::IgnoreDemand
+        | Bug::KeepWants
+        | Bug::AnyNamespace
+        | Bug::QuotaWakesNobody => Finder::Core("order"),
     }
 }
 

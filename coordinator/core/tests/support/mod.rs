@@ -6,6 +6,7 @@ mod claims;
 mod constrained;
 pub mod play;
 mod policy;
+pub mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -88,6 +89,8 @@ pub struct World {
     pub evictions: u32,
     /// What happens to pods that are told to go.
     endings: policy::Endings,
+    /// What somebody who checks asked for.
+    watch: watch::Watch,
     /// Invariants are checked after every event; that takes long where there is much.
     pub checks: bool,
     out: String,
@@ -132,6 +135,7 @@ impl World {
             next_uid: 0,
             evictions: 0,
             endings: policy::Endings::default(),
+            watch: watch::Watch::default(),
             checks: true,
             out: String::new(),
         };
@@ -185,6 +189,7 @@ impl World {
     fn cycle(&mut self) {
         let mut actions = Vec::new();
         self.core.cycle(self.now, &mut actions);
+        self.note_actions(&actions);
         self.queue.extend(actions);
         self.check("a cycle");
         self.check_owners();
