@@ -1,5 +1,7 @@
 //! What the benches share: a cluster of a given size in the real core, and one decision in it.
 
+pub mod waiting;
+
 use std::time::{Duration, Instant};
 
 use phalanx_common::gang::{

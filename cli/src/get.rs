@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(words[1][11..], ["nvidia.com/gpu", "2", "1", "2", "3", "4"]);
         let wide = queue_list(&[queue(&team), queue(other)], true);
         assert!(wide.contains("SET ASIDE BECAUSE") && wide.contains("deserved: too much"), "{wide}");
-        assert!(wide.contains("cpu 1.5, nvidia.com/gpu 5") && wide.contains("fifo"), "{wide}");
+        assert!(wide.contains("cpu 1500m, nvidia.com/gpu 5") && wide.contains("fifo"), "{wide}");
     }
 
     #[test]

@@ -332,14 +332,17 @@ fn manifests_that_users_bring_apply_unchanged() {
         let printed = cluster.ok(&["apply", "-f", &file(start)]);
         assert!(printed.out.lines().all(|line| line.ends_with(" created")), "{printed:?}");
     }
-    // 8 GPUs run at once; the gang of 4 x 8 has to wait for them.
-    cluster.wait_for_phase("default", "bert-distributed-training", "running");
-    let waits = wait_for("a reason", || {
-        cluster.gang("default", "pytorch-distributed-train").filter(|gang| gang["reason"]["code"] == "NoRoom")
-    });
-    assert_eq!(waits["minimum"], 4);
-    assert_eq!(cluster.ok(&["delete", "job", "bert-distributed-training"]).code, 0);
+    // 8 GPUs run at once; the gang of 4 x 8 has a higher priority and takes their place.
     cluster.wait_for_phase("default", "pytorch-distributed-train", "running");
+    let waits = wait_for("a reason", || {
+        let gang = cluster.gang("default", "bert-distributed-training")?;
+        let text = gang["reason"]["text"].as_str()?;
+        text.contains("preempted by default/pytorch-distributed-train").then_some(gang)
+    });
+    assert_eq!(waits["minimum"], 8);
+    // Its pods were made again, and start when there is room.
+    assert_eq!(cluster.ok(&["delete", "job", "pytorch-distributed-train"]).code, 0);
+    cluster.wait_for_phase("default", "bert-distributed-training", "running");
 
     for (start, kind) in [("13-", "LeaderWorkerSet"), ("14-", "PyTorchJob")] {
         let printed = cluster.run(&["apply", "-f", &file(start)]);

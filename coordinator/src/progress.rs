@@ -118,7 +118,11 @@ impl Narrator {
                 progress.add(at, Subject::Pod, name, format!("{}evicted: {cause}", self.would_be));
             }
             Command::AnnounceEviction { name, at: then, cause, .. } => {
-                let text = format!("told that it will be evicted at {}: {cause}", format_time(*then));
+                let text = format!(
+                    "{}told that it will be evicted at {}: {cause}",
+                    self.would_be,
+                    format_time(*then)
+                );
                 progress.add(at, Subject::Pod, name, text);
             }
             Command::Warn { message } => progress.add(at, Subject::Coordinator, "", message.clone()),

@@ -975,6 +975,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_pod_that_will_be_evicted_is_told_when() {
+        let mut bench = Bench::new();
+        let pod = bench.pod("a").await;
+        let (at, cause) = (Time(1_764_437_598_000), Arc::from("it makes room"));
+        let announce = Command::AnnounceEviction { pod: uid(&pod), name: name("a"), at, cause };
+        assert_eq!(bench.outcome(announce.clone()).await, Outcome::Done);
+        let told = bench.api.get(&pod.key()).await.unwrap();
+        assert_eq!(told.annotation("phalanx.dev/eviction-at"), Some("2025-11-29T17:33:18Z"));
+        // One that has its name and is another one is not.
+        let Command::AnnounceEviction { name, at, cause, .. } = announce else { panic!() };
+        let other = Command::AnnounceEviction { pod: "other".into(), name, at, cause };
+        assert_eq!(bench.outcome(other).await, Outcome::Conflict);
+    }
+
+    #[tokio::test]
     async fn writes_of_one_pod_keep_their_order_and_all_are_done_at_the_end() {
         let mut bench = Bench::new();
         let mut pods = Vec::new();

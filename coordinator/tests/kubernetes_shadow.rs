@@ -276,7 +276,7 @@ async fn nothing_was_written(servers: &Servers, log: &str) {
         }) {
             assert!(looks.contains(&verb.as_str()), "{verb} {resource}: a right that changes something");
             let right = (group.clone(), resource.clone(), verb.clone());
-            assert!(used.contains(&right) || resource == "queuepolicies", "not used: {right:?}");
+            assert!(used.contains(&right), "not used: {right:?}");
         }
     }
     let written = servers.kubectl(&["get", "leases,configmaps,secrets", "-A", "-o", "name"]).await.unwrap();

@@ -13,6 +13,7 @@ use crate::queue::{Over, Queue};
 use crate::queues::ROOT;
 use crate::reason::{QueueHeld, Reason};
 use crate::required::Required;
+use crate::tree::Gone;
 use crate::turn::OrderKey;
 use crate::whole::task_minima;
 
@@ -133,7 +134,12 @@ impl Core {
             if gives_way || *other <= order || self.queues.over(&name, &gone, charge).is_none() {
                 break;
             }
-            if let Some(other) = self.gangs.gangs.get(other_key).filter(|_| *other_key != key) {
+            if self.standing(*other_key).is_some_and(|standing| standing <= order) {
+                // Its group has its place in the order by its first gang.
+                continue;
+            }
+            let is_other = *other_key != key && !self.starts_with(key, *other_key);
+            if let Some(other) = self.gangs.gangs.get(other_key).filter(|_| is_other) {
                 gone.entry(name.clone()).or_default().add(&other.charge);
                 behind.push(*other_key);
             }
@@ -144,14 +150,48 @@ impl Core {
             if *other >= order || !has_pods || self.queues.over(&name, &gone, charge).is_none() {
                 break;
             }
-            if let Some(other) = self.gangs.gangs.get(other_key).filter(|other| self.is_overdue(other)) {
+            let gives_way = |other: &Gang| self.is_overdue(other) && !self.starts_with(key, *other_key);
+            if let Some(other) = self.gangs.gangs.get(other_key).filter(|other| gives_way(other)) {
                 gone.entry(name.clone()).or_default().add(&other.charge);
                 behind.push(*other_key);
             }
         }
+        if !gives_way {
+            self.make_way_elsewhere(&name, charge, &mut gone, &mut behind);
+        }
         match self.queues.over(&name, &gone, charge) {
             Some(over) => Err(over.reason(&name)),
             None => Ok(behind),
+        }
+    }
+
+    /// Where the ceiling of a queue above is reached, gangs of other queues below it that were admitted, have no place yet
+    /// and whose turn comes after ours make way, the last ones first.
+    fn make_way_elsewhere(
+        &self,
+        name: &QueueName,
+        charge: &Amounts,
+        gone: &mut Gone,
+        behind: &mut Vec<GangKey>,
+    ) {
+        while let Some(over) = self.queues.over(name, gone, charge) {
+            if over.queue == *name {
+                return;
+            }
+            let is_other = |other: &&QueueName| *other != name && self.queues.is_below(other, &over.queue);
+            // For whom others are on their way out already goes on.
+            let holds_charge = |key: &&GangKey| !behind.contains(*key) && !self.rooms.contains_key(*key);
+            let others = self.queues.queues.iter().filter(|(other, queue)| {
+                queue.admitted.values().any(|key| holds_charge(&key))
+                    && is_other(other)
+                    && self.queues.goes_before(name, other)
+            });
+            let last = others.max_by(|(left, _), (right, _)| self.queues.compare(left, right));
+            let Some((other, queue)) = last else { return };
+            let Some(key) = queue.admitted.values().rev().find(holds_charge).copied() else { return };
+            let Some(gang) = self.gangs.gangs.get(&key) else { return };
+            gone.entry(other.clone()).or_default().add(&gang.charge);
+            behind.push(key);
         }
     }
 
@@ -199,24 +239,38 @@ impl Core {
         })
     }
 
+    /// Its `minResources` are more than all nodes have, though its pods may be less. Only what its pods ask for counts:
+    /// Volcano's controllers name there what no node has, such as `requests.cpu`.
+    pub(crate) fn needs_more_than_all_nodes(&mut self, key: GangKey, required: &Required) -> Option<Reason> {
+        let gang = self.gangs.gangs.get(&key).filter(|gang| !gang.min_resources(self.now).is_zero())?;
+        let mut asked = Amounts::default();
+        required.pods.iter().for_each(|pod| asked.add(&pod.need.amounts));
+        let wanted = gang.min_resources(self.now).named_by(&asked);
+        self.larger_than_all_nodes(&wanted)
+    }
+
     /// What an admitted gang is charged before it has a place: its minimum.
-    pub(crate) fn admission_charge(gang: &Gang, required: &Required) -> Amounts {
+    pub(crate) fn admission_charge(&self, gang: &Gang, required: &Required) -> Amounts {
         let mut charge = Amounts::default();
         for candidate in &required.pods {
             charge.add(&candidate.need.amounts.of_pod());
         }
-        charge.raise_to(&gang.min_amounts);
+        charge.raise_to(gang.min_resources(self.now));
         charge
     }
 
     pub(crate) fn check_pods(&self, gang: &Gang, required: &Required) -> Result<(), Reason> {
         let exist = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
         let short = self.short_task(gang, required);
-        if exist >= required.minimum && exist > 0 && short.is_none() {
+        let parts = self.too_few_parts(gang, required);
+        if exist >= required.minimum && exist > 0 && short.is_none() && parts.is_none() {
             return Ok(());
         }
         if let (_, Some(reason)) = self.held_by_themselves(gang) {
             return Err(reason);
+        }
+        if let Some(parts) = parts {
+            return Err(Reason::Together(Box::new(parts)));
         }
         Err(match short {
             Some((task, exist, minimum)) => Reason::TooFewPods { exist, minimum, task: Some(task) },
@@ -247,7 +301,7 @@ impl Core {
     /// A task of which fewer pods can be placed, or have ended well, than its minimum: whatever is bound of the rest
     /// would never make the gang whole.
     fn short_task(&self, gang: &Gang, required: &Required) -> Option<(Arc<str>, u32, u32)> {
-        task_minima(&gang.spec).into_iter().find_map(|(task, minimum)| {
+        task_minima(gang, self.now).into_iter().find_map(|(task, minimum)| {
             let placed = required.pods.iter().filter(|candidate| candidate.task == *task).count();
             let pods = self.gangs.pods_of(&gang.spec.name);
             let ended = pods.filter(|(_, pod)| pod.spec.task == *task && pod.ended_well());
@@ -261,6 +315,9 @@ impl Core {
     /// The largest minimum of the gang that the ceiling allows, where there is one. Before its pods exist, they are taken
     /// to be alike.
     fn lower_to(&self, queue: &QueueName, over: &Over, required: &Required) -> Option<u32> {
+        if required.is_fixed {
+            return None;
+        }
         if required.pods.is_empty() {
             let minimum =
                 u128::from(over.limit) * u128::from(required.minimum) / u128::from(over.asked.max(1));

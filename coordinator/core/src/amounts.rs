@@ -136,6 +136,9 @@ pub(crate) struct Amounts {
 }
 
 impl Amounts {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self { cpu_milli: 0, memory_bytes: 0, gpus: 0, pods: 0, more: Vec::new() };
+
     fn of(resources: &Resources, mut id_of: impl FnMut(&ResourceName) -> Option<ResourceId>) -> Self {
         let mut amounts = Self::default();
         for (name, amount) in resources.iter() {
@@ -239,6 +242,18 @@ impl Amounts {
         let lower = |mine: u64, theirs: u64| if theirs == 0 { mine } else { mine.min(theirs) };
         self.cpu_milli = lower(self.cpu_milli, other.cpu_milli);
         self.memory_bytes = lower(self.memory_bytes, other.memory_bytes);
+    }
+
+    /// Only what `other` has something of.
+    pub(crate) fn named_by(&self, other: &Self) -> Self {
+        let keep = |mine: u64, theirs: u64| if theirs == 0 { 0 } else { mine };
+        Self {
+            cpu_milli: keep(self.cpu_milli, other.cpu_milli),
+            memory_bytes: keep(self.memory_bytes, other.memory_bytes),
+            gpus: keep(self.gpus, other.gpus),
+            pods: keep(self.pods, other.pods),
+            more: self.more.iter().copied().filter(|(id, _)| other.more(*id) > 0).collect(),
+        }
     }
 
     /// Takes over those interned resources from `other` that are wanted.

@@ -98,6 +98,7 @@ impl Core {
         if !planted::is(Bug::IgnoreHolds) {
             self.hold_places(key, &room.placed, &leaving);
         }
+        self.note_reached(if start.is_some() { "hold: made, with a start" } else { "hold: made, without" });
         self.holds.insert(key, Hold { start, since: now, after });
         if let Some(start) = start {
             self.timers.insert((start, Timer::Gang(key)));
@@ -237,6 +238,23 @@ impl Core {
         lifts.map(|(other, _)| *other).filter(|other| *other != key).collect()
     }
 
+    /// Pods take places that are held for others: counted for tests, and told where they may not.
+    #[cfg(feature = "counted-moves")]
+    pub(crate) fn note_backfill(&mut self, key: GangKey, placed: &[Placed]) {
+        let holders = placed.iter().flat_map(|place| self.cluster.holders_of(place.node, place.mask));
+        let holders: BTreeSet<GangKey> = holders.filter(|other| *other != key).collect();
+        if holders.is_empty() {
+            return;
+        }
+        let may = holders.is_subset(&self.lifted_for(key, self.now));
+        self.note_reached(if may { "hold: used by others meanwhile" } else { "hold: NOT HEEDED" });
+    }
+
+    /// Counts nothing: there is no test.
+    #[cfg(not(feature = "counted-moves"))]
+    #[allow(clippy::unused_self)]
+    pub(crate) const fn note_backfill(&self, _key: GangKey, _placed: &[Placed]) {}
+
     fn outranks(&self, priority: Option<i32>, gang: &Gang, other: GangKey) -> bool {
         let other = self.gangs.gangs.get(&other);
         other.is_some_and(|other| {
@@ -298,6 +316,7 @@ impl Core {
             return;
         }
         let name = self.gangs.gangs.get(&key).map(|gang| gang.spec.name.clone());
+        self.note_reached("hold: over");
         self.release_hold(key);
         let has_started = matches!(kind, Some(PhaseKind::Running | PhaseKind::Degraded));
         if let (Some(name), Some(expected)) = (name, hold.start) {

@@ -115,9 +115,9 @@ impl Core {
             *live.entry(pod.spec.task.clone()).or_default() += 1;
         }
         let minima: BTreeMap<Arc<str>, u32> =
-            task_minima(&gang.spec).into_iter().map(|(task, minimum)| (task.clone(), minimum)).collect();
+            task_minima(gang, self.now).into_iter().map(|(task, minimum)| (task.clone(), minimum)).collect();
         let ended = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.ended_well()).count();
-        let minimum = (gang.spec.min_member.max(1) as usize).saturating_sub(ended);
+        let minimum = (gang.minimum(self.now) as usize).saturating_sub(ended);
         let mut left = pods.len();
         let mut kept = Vec::new();
         for (uid, pod) in pods.iter().rev() {

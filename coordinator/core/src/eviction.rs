@@ -330,13 +330,13 @@ impl Core {
             return reason;
         }
         let tally = self.gangs.tally(&gang.spec.name);
-        let missing = gang.spec.min_member.max(1).saturating_sub(tally.live + tally.succeeded);
+        let missing = gang.minimum(self.now).saturating_sub(tally.live + tally.succeeded);
         let mut pods = self.candidates(gang);
         pods.truncate(missing as usize);
         if pods.is_empty() || pods.len() < missing as usize {
             return reason;
         }
-        let required = Required { pods, minimum: missing, all: tally.all };
+        let required = Required { pods, minimum: missing, all: tally.all, is_fixed: false };
         match self.evict_for(key, &required, &[], now) {
             Ok(()) => self.making_room(key).unwrap_or(reason),
             Err(why) => {

@@ -13,6 +13,7 @@ use crate::amounts::Amounts;
 use crate::claims::VolumeNeed;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, Pod};
+use crate::graces::GangTimes;
 use crate::phase::{BindState, Phase};
 use crate::place::PodNeed;
 use crate::turn::OrderKey;
@@ -31,8 +32,8 @@ impl Core {
             return;
         }
         queue.set_spec(Some(spec), &mut self.cluster.resources);
-        self.touched_queues.insert(name);
         self.change_tree();
+        self.touch_chain(&name);
     }
 
     pub(crate) fn delete_queue(&mut self, name: &QueueName) {
@@ -67,6 +68,7 @@ impl Core {
     pub(crate) fn apply_queue_policy(&mut self, policy: QueuePolicySpec) {
         let name = policy.name.clone();
         if self.policies.get(&name) != Some(&policy) {
+            self.touch_queue(&name);
             self.policies.insert(name, policy);
             self.wake_all();
         }
@@ -153,6 +155,7 @@ impl Core {
             order,
             phase: Phase::Queued,
             was_whole: false,
+            times: GangTimes::default(),
             whole_minimum: 0,
             whole_pods: 0,
             reason: None,
@@ -176,6 +179,7 @@ impl Core {
         };
         let name = gang.spec.name.clone();
         self.gangs.gangs.insert(key, gang);
+        self.join_group(key);
         self.touched.insert(key);
         // Pods may have been heard of before their PodGroup.
         for uid in self.gangs.pods_of.get(&name).cloned().unwrap_or_default() {
@@ -207,12 +211,15 @@ impl Core {
             self.move_line(&from, &to, before, key);
             self.touched_queues.extend([from, to]);
         }
+        self.leave_group(key);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         // The PodGroup that is made for a lone pod begins nothing anew.
         let is_new_object = gang.spec.uid != spec.uid && !gang.spec.is_lone_pod();
         gang.min_amounts = min_amounts;
         gang.spec = spec;
         gang.deleted = false;
+        self.join_group(key);
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let kind = gang.phase.kind();
         self.move_order(key, order.in_phase(kind));
         if is_new_object {
@@ -248,6 +255,7 @@ impl Core {
         {
             gang.deleted = true;
             self.touched.insert(key);
+            self.touch_group(key);
         }
     }
 

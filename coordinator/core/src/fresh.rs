@@ -28,6 +28,11 @@ impl Core {
                 self.freshen_room(room);
             }
             Reason::MorePodsWait { cause, .. } => **cause = self.freshen((**cause).clone()),
+            Reason::Together(together) => {
+                if let Some(cause) = together.cause_mut() {
+                    *cause = self.freshen(cause.clone());
+                }
+            }
             Reason::Preempted(preempted) => {
                 preempted.cause = preempted.cause.take().map(|cause| self.freshen(cause));
             }
@@ -47,6 +52,11 @@ impl Core {
         match &mut reason {
             Reason::NoRoom(room) | Reason::NodesClosed { room, .. } => self.find_holders(room),
             Reason::MorePodsWait { cause, .. } => **cause = self.with_holders((**cause).clone()),
+            Reason::Together(together) => {
+                if let Some(cause) = together.cause_mut() {
+                    *cause = self.with_holders(cause.clone());
+                }
+            }
             Reason::Preempted(preempted) => {
                 preempted.cause = preempted.cause.take().map(|cause| self.with_holders(cause));
             }
@@ -70,7 +80,17 @@ impl Core {
         let leases = nodes.iter().flat_map(|node| self.leases.by_node.get(node).into_iter().flatten());
         let leases = leases.filter_map(|id| self.leases.leases.get(id));
         room.holds = nodes.iter().flat_map(|node| self.holds_of(*node)).take(MOST_HOLDS).collect();
-        room.held = leases.filter_map(|lease| self.held(lease)).take(MOST_HELD).collect();
+        room.held = Vec::new();
+        for held in leases.filter_map(|lease| self.held(lease)) {
+            let is_same =
+                |known: &&mut Held| known.state.is_empty() && known.by == held.by && known.node == held.node;
+            if let Some(known) = room.held.iter_mut().find(is_same) {
+                known.gpus.extend(held.gpus);
+                known.gpus.sort_unstable();
+            } else if room.held.len() < MOST_HELD {
+                room.held.push(held);
+            }
+        }
     }
 
     /// What is held of a node, and for whom.
@@ -95,9 +115,10 @@ impl Core {
         }
     }
 
-    /// A holder that does not use its GPUs yet, or is on its way out.
+    /// A holder that does not use its GPUs yet, is on its way out, or is what is left of a gang.
     fn held(&self, lease: &Lease) -> Option<Held> {
         let pod = self.gangs.pods.get(lease.pod());
+        let mut by = lease.request.pod_name.name.clone();
         let is_leaving = lease.wanted == LeaseState::Gone || pod.is_some_and(|pod| pod.spec.deleting);
         let has_taken = lease.local || lease.known == Some(LeaseState::Started);
         let sick = self.cluster.node(lease.node).quarantine.as_ref();
@@ -109,15 +130,11 @@ impl Core {
         } else if lease.wanted >= LeaseState::Bound && !has_taken {
             Arc::from("bound, device not yet taken")
         } else {
-            return None;
+            by = self.degraded_holder(lease.gang?)?;
+            Arc::from("")
         };
         let gpus = self.indexes(lease.node, lease);
-        (!gpus.is_empty()).then(|| Held {
-            node: self.cluster.node(lease.node).name.clone(),
-            gpus,
-            by: lease.request.pod_name.name.clone(),
-            state,
-        })
+        (!gpus.is_empty()).then(|| Held { node: self.cluster.node(lease.node).name.clone(), gpus, by, state })
     }
 
     fn indexes(&self, node: NodeIndex, lease: &Lease) -> Vec<u32> {

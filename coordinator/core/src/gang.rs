@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::GangStatus;
 use crate::amounts::Amounts;
+use crate::graces::GangTimes;
 use crate::phase::Phase;
 use crate::place::PodNeed;
 use crate::reason::Reason;
@@ -30,6 +31,9 @@ pub(crate) struct Gang {
     /// Its minimum was bound together since it last began anew: what is missing now was lost, or ended.
     #[serde(default)]
     pub(crate) was_whole: bool,
+    /// What its graces and deadlines are counted from.
+    #[serde(default)]
+    pub(crate) times: GangTimes,
     /// Its minimum, and how many pods it had, when it was whole last; zero where that is not known.
     #[serde(default)]
     pub(crate) whole_minimum: u32,
@@ -146,10 +150,17 @@ pub(crate) struct Gangs {
     /// Pods by gang, whether the gang is known yet or not.
     #[serde(with = "crate::pairs")]
     pub(crate) pods_of: BTreeMap<GangName, BTreeSet<PodUid>>,
+    /// Gangs that start together, by namespace and name of the group.
+    #[serde(default, with = "crate::pairs")]
+    pub(crate) groups: BTreeMap<GangName, BTreeSet<GangKey>>,
     /// Moves of gangs by the two phases: for tests, which must have seen each.
     #[cfg(feature = "counted-moves")]
     #[serde(skip)]
     pub(crate) moves: BTreeMap<(crate::phase::PhaseKind, crate::phase::PhaseKind), u64>,
+    /// What else a test must have seen.
+    #[cfg(feature = "counted-moves")]
+    #[serde(skip)]
+    pub(crate) reached: BTreeMap<&'static str, u64>,
 }
 
 /// Pods of a gang by state.

@@ -16,7 +16,9 @@ use crate::phase::{Member, Phase, PhaseKind};
 pub fn check(core: &Core) -> Result<(), String> {
     check_nodes(core)?;
     check_queues(core)?;
+    check_rooms(core)?;
     core.check_claims()?;
+    core.check_groups()?;
     check_gangs(core)
 }
 
@@ -59,6 +61,31 @@ fn check_nodes(core: &Core) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whoever goes is a victim of one plan; plans and holds are of gangs that are known, and nothing is held of a node but for
+/// them.
+fn check_rooms(core: &Core) -> Result<(), String> {
+    for (key, room) in &core.rooms {
+        if !core.gangs.gangs.contains_key(key) {
+            return Err(format!("a plan evicts others for gang {key:?}, which is not known"));
+        }
+        if let Some(uid) = room.victims.keys().find(|uid| core.victims.get(*uid) != Some(key)) {
+            return Err(format!(
+                "pod {uid} goes for gang {key:?} and counts for {:?}",
+                core.victims.get(uid)
+            ));
+        }
+    }
+    for (uid, key) in &core.victims {
+        if !core.rooms.get(key).is_some_and(|room| room.victims.contains_key(uid)) {
+            return Err(format!("pod {uid} counts as going for gang {key:?}, whose plan does not name it"));
+        }
+    }
+    if let Some(key) = core.holds.keys().find(|key| !core.gangs.gangs.contains_key(key)) {
+        return Err(format!("something is held for gang {key:?}, which is not known"));
+    }
+    core.cluster.check_holds(|key| core.rooms.contains_key(&key) || core.holds.contains_key(&key))
 }
 
 /// What a queue has allocated is the sum of its gangs' charged leases and of what its children have; what it charges, of

@@ -109,7 +109,9 @@ impl Core {
         let Some(lease) = self.leases.remove(id) else { return };
         self.touch_claimant(lease.pod());
         self.cluster.give_back(lease.node, &lease.taken);
-        if lease.known.is_some() {
+        // One whose pod was bound may have gone while its agent was away: nothing but its absence tells of it.
+        let is_unbound = self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.spec.binding.is_none());
+        if lease.known.is_some() || (lease.wanted == LeaseState::Gone && !is_unbound) {
             self.cluster.end_early(lease.node, EarlyEnd::Release);
         }
         if !lease.taken.gpus.is_empty() {

@@ -58,6 +58,7 @@ impl Core {
             queue.count(before, false);
             queue.count(after, true);
             self.touched_queues.insert(name);
+            self.note_group_move(key, before, after);
         }
     }
 
@@ -66,6 +67,23 @@ impl Core {
     pub fn moves(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
         self.gangs.moves.iter().map(|((from, to), count)| (from.as_str(), to.as_str(), *count))
     }
+
+    /// What else happened since the start, and how often.
+    #[cfg(feature = "counted-moves")]
+    pub fn reached(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.gangs.reached.iter().map(|(what, count)| (*what, *count))
+    }
+
+    /// Counts what a test must have seen.
+    #[cfg(feature = "counted-moves")]
+    pub(crate) fn note_reached(&mut self, what: &'static str) {
+        *self.gangs.reached.entry(what).or_default() += 1;
+    }
+
+    /// Counts nothing: there is no test.
+    #[cfg(not(feature = "counted-moves"))]
+    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut)]
+    pub(crate) const fn note_reached(&mut self, _what: &'static str) {}
 
     /// All moves that the table of phases allows, in the same words.
     #[cfg(feature = "counted-moves")]
@@ -107,12 +125,15 @@ impl Core {
         match gang.phase.kind() {
             PhaseKind::Reserving | PhaseKind::Committing | PhaseKind::Arming | PhaseKind::Binding => {
                 self.set_waiting(key, false);
-                self.progress_round(key, now, actions);
+                if !self.awaits_group(key) {
+                    self.progress_round(key, now, actions);
+                }
             }
             PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Finished => self.progress_idle(key, now),
             PhaseKind::Running | PhaseKind::Degraded => self.progress_running(key, now, actions),
             PhaseKind::Evicting => self.progress_evicting(key, now, actions),
         }
+        self.watch_times(key, now, actions);
     }
 
     fn progress_idle(&mut self, key: GangKey, now: Time) {
@@ -160,6 +181,7 @@ impl Core {
             return;
         }
         self.charge_admission(key, Amounts::default());
+        self.leave_group(key);
         self.set_waiting(key, false);
         let Some(gang) = self.gangs.gangs.remove(&key) else { return };
         self.gangs.by_name.remove(&gang.spec.name);

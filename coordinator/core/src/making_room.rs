@@ -67,6 +67,9 @@ pub(crate) struct RoomPlan {
     pub(crate) step: RoomStep,
     pub(crate) victims: BTreeMap<PodUid, Victim>,
     places: Vec<PlannedPod>,
+    /// It was written, or may have been, by this leader or an earlier one.
+    #[serde(default)]
+    stored: bool,
     /// Writes in a row without an answer.
     failures: u32,
     /// Why it came to nothing.
@@ -113,6 +116,7 @@ impl Core {
             step: RoomStep::Unwritten,
             victims,
             places: places.collect(),
+            stored: false,
             failures: 0,
             failed: None,
         };
@@ -159,7 +163,9 @@ impl Core {
         let what = match unit.rank.class {
             0 => "surplus pod above minMember".to_owned(),
             _ if unit.pods.len() == 1 => String::new(),
-            _ => format!("gang {} cannot run with fewer than {}", gang.spec.name.name, gang.spec.min_member),
+            _ => {
+                format!("gang {} cannot run with fewer than {}", gang.spec.name.name, gang.minimum(self.now))
+            }
         };
         let what = if what.is_empty() { what } else { format!("; {what}") };
         Arc::from(format!("for {}: {why}{what}", by.spec.name.name))
@@ -208,6 +214,10 @@ impl Core {
         if room.places.iter().any(is_gone) {
             return self.drop_room(key, "pods that it was made for are gone", now, actions);
         }
+        if self.gangs.gangs.get(&key).is_some_and(|gang| gang.phase.round().is_some()) {
+            // It has found a place: nobody goes for it unless that comes to nothing. Its round's plan is the one stored.
+            return;
+        }
         match step {
             RoomStep::Unwritten => self.put_room(key, actions),
             RoomStep::WriteAt(at) if at <= now => self.put_room(key, actions),
@@ -237,7 +247,7 @@ impl Core {
         };
         let id = self.emit_pending(Command::WritePlan(Box::new(plan)), Pending::RoomPlan(key), actions);
         if let Some(room) = self.rooms.get_mut(&key) {
-            room.step = RoomStep::Writing(id);
+            (room.step, room.stored) = (RoomStep::Writing(id), true);
             if planted::is(Bug::EvictBeforePlan) {
                 room.step = RoomStep::Evicting;
                 self.touched.insert(key);
@@ -416,12 +426,13 @@ impl Core {
 
     /// The gang runs: nothing is held for it any more.
     fn end_room(&mut self, key: GangKey, actions: &mut Vec<Action>) {
-        self.forget_room(key);
+        let room = self.forget_room(key);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         (gang.evict_failures, gang.evict_not_before) = (0, Time(0));
         let name = gang.spec.name.clone();
-        if gang.spec.is_lone_pod() {
-            // It was bound without a plan of its own that would have replaced this one.
+        let is_left = room.is_some_and(|room| room.stored && room.step == RoomStep::Unwritten);
+        if gang.spec.is_lone_pod() || (is_left && gang.phase.round().is_none()) {
+            // It was bound without a plan of its own that would have replaced this one, or an earlier leader wrote it.
             self.remove_plan(name, actions);
         }
     }
@@ -437,7 +448,7 @@ impl Core {
         let message = format!("evictions for gang {name} are dropped: {why}");
         self.emit(Command::Warn { message }, actions);
         let is_placed = self.gangs.gangs.get(&key).is_some_and(|gang| gang.phase.round().is_some());
-        if room.step != RoomStep::Unwritten && !is_placed {
+        if room.stored && !is_placed {
             self.remove_plan(name, actions);
         }
         self.timers.insert((now + pause, Timer::Gang(key)));
@@ -521,6 +532,7 @@ impl Core {
             step: RoomStep::Unwritten,
             victims,
             places: plan.pods.clone(),
+            stored: true,
             failures: 0,
             failed: None,
         };

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::ids::{PodUid, QueueName};
+use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
@@ -14,15 +14,12 @@ use crate::amounts::Amounts;
 use crate::class::ModelId;
 use crate::core::{Core, Timer};
 use crate::eviction::Lack;
-use crate::gang::{Gang, GangKey};
+use crate::gang::GangKey;
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
-use crate::queue::Queue;
 use crate::reason::{Preempted, Reason};
 use crate::required::Required;
-use crate::strict::Strict;
 use crate::tree::Gone;
-use crate::turn::Turns;
 
 /// Placements that fail are counted over this time.
 const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
@@ -32,7 +29,7 @@ const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
 pub(crate) type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32);
 
 /// Shapes that failed in this pass, and why; true where they can never fit.
-type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
+pub(crate) type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
 
 /// What holds a single pod up.
 enum Held {
@@ -72,70 +69,8 @@ impl Core {
         self.room_seen = self.cluster.room_generation;
     }
 
-    /// What queues are entitled to stays what it is for the whole pass; what they have of it is that of each moment.
-    fn try_in_turn(&mut self, now: Time, actions: &mut Vec<Action>) {
-        self.refresh_shares();
-        self.forget_evictable();
-        self.queues.wake_strict();
-        let (mut failed, mut strict) = (Failed::new(), Strict::default());
-        let mut turns = Turns::new(self);
-        while let Some((at, queue)) = turns.next(&self.queues) {
-            let queue = queue.clone();
-            let first = self.queues.take_first(&queue);
-            if let Some(key) = first {
-                self.try_one(key, &queue, &mut failed, &mut strict, now);
-                self.write_gang_status(key, actions);
-            }
-            if turns.made_at == self.queues.woken {
-                turns.tried(self, at);
-            } else {
-                // Others are to be tried as well, or are no more.
-                self.queues.wake_strict();
-                strict.begin_anew();
-                turns = Turns::new(self);
-            }
-        }
-    }
-
-    fn try_one(
-        &mut self,
-        key: GangKey,
-        queue: &QueueName,
-        failed: &mut Failed,
-        strict: &mut Strict,
-        now: Time,
-    ) {
-        let is_strict = self.queues.get(queue).is_some_and(Queue::is_strict);
-        let behind = if is_strict { strict.behind(self, key) } else { None };
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        match gang.phase.kind() {
-            PhaseKind::Queued | PhaseKind::Admitted => self.try_start(key, behind, failed, now),
-            PhaseKind::Running | PhaseKind::Degraded => match behind {
-                Some(reason) => {
-                    let waiting = u32::try_from(self.candidates(gang).len()).unwrap_or(u32::MAX);
-                    self.set_waiting_reason(key, waiting, Some(reason));
-                }
-                None => self.try_grow(key, failed, now),
-            },
-            PhaseKind::Reserving
-            | PhaseKind::Committing
-            | PhaseKind::Arming
-            | PhaseKind::Binding
-            | PhaseKind::Evicting
-            | PhaseKind::Finished => {}
-        }
-        let can_run = |gang: &Gang| !gang.reason.as_ref().is_some_and(Reason::is_lasting);
-        let gang = self.gangs.gangs.get(&key);
-        if gang.is_some_and(|gang| can_run(gang) == gang.wants.is_zero()) {
-            self.note_wants(key);
-        }
-        if is_strict {
-            strict.note(self, key);
-        }
-    }
-
     /// `behind`: what it would wait behind, were it admissible and able to run at all.
-    fn try_start(&mut self, key: GangKey, behind: Option<Reason>, failed: &mut Failed, now: Time) {
+    pub(crate) fn try_start(&mut self, key: GangKey, behind: Option<Reason>, failed: &mut Failed, now: Time) {
         match self.start(key, behind, failed, now) {
             Ok(()) => self.set_reason(key, None),
             Err((reason, PhaseKind::Admitted)) => self.set_reason(key, Some(reason)),
@@ -168,12 +103,17 @@ impl Core {
         failed: &mut Failed,
         now: Time,
     ) -> Result<(), (Reason, PhaseKind)> {
+        if behind.is_none()
+            && let Some(result) = self.start_group(key, now)
+        {
+            return result;
+        }
         let queued = |reason| (reason, PhaseKind::Queued);
         let admitted = |reason| (reason, PhaseKind::Admitted);
         let Some(gang) = self.gangs.gangs.get(&key) else { return Ok(()) };
         self.check_admissible(gang).map_err(queued)?;
         let required = self.required(gang);
-        let charge = Self::admission_charge(gang, &required);
+        let charge = self.admission_charge(gang, &required);
         if let Some(reason) =
             behind.filter(|_| self.queues.above_ceiling(&gang.spec.queue, &charge).is_none())
         {
@@ -189,6 +129,9 @@ impl Core {
             // There may be room for it; its quota is still with those that go for it.
             self.charge_admission(key, charge);
             return self.making_room(key).map_or(Ok(()), |reason| Err(admitted(reason)));
+        }
+        if let Some(reason) = self.needs_more_than_all_nodes(key, &required) {
+            return Err(queued(reason));
         }
         let placed = match self.check_guarantee(key, &required) {
             Some((reason, never)) => {
@@ -251,6 +194,11 @@ impl Core {
             }
             Err(reason) => {
                 if let Some(reason) = self.larger_than_all_nodes(charge) {
+                    return Err((reason, PhaseKind::Queued));
+                }
+                let queue = self.gangs.gangs.get(&key).map(|gang| gang.spec.queue.clone());
+                let kept = queue.and_then(|queue| self.kept_from(&queue, &Amounts::default(), charge));
+                if let Some((reason, _)) = kept.filter(|(_, never)| *never) {
                     return Err((reason, PhaseKind::Queued));
                 }
                 self.push_back(behind);
@@ -355,7 +303,7 @@ impl Core {
 
     /// Bounds how often the placement of a gang may fail: one that only looks healthy must not win for
     /// ever.
-    fn check_attempts(&mut self, key: GangKey, now: Time) -> Result<(), Reason> {
+    pub(crate) fn check_attempts(&mut self, key: GangKey, now: Time) -> Result<(), Reason> {
         let limit = self.settings.attempts_per_minute;
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return Ok(()) };
         if now - gang.failures.0 >= FAILURE_WINDOW || gang.failures.1 < limit {
@@ -376,7 +324,7 @@ impl Core {
     }
 
     /// Places pods above the minimum, and replaces lost ones, each for itself, with what is idle.
-    fn try_grow(&mut self, key: GangKey, failed: &mut Failed, now: Time) {
+    pub(crate) fn try_grow(&mut self, key: GangKey, failed: &mut Failed, now: Time) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         if gang.phase.round().is_some() || gang.deleted {
             return;
@@ -413,7 +361,7 @@ impl Core {
             Some(Held::ByRoom(one, shortfall)) => {
                 let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
                 failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
-                let minimum = self.gangs.gangs.get(&key).map_or(0, |gang| gang.spec.min_member);
+                let minimum = self.gangs.gangs.get(&key).map_or(0, |gang| gang.minimum(now));
                 let reason = reason.beside_bound(minimum.saturating_sub(one.minimum));
                 Some(if never { reason } else { self.evict_for_missing(key, reason, now) })
             }
@@ -426,14 +374,14 @@ impl Core {
     fn rest_that_does_not_fit(&self, key: GangKey, shape: &GangShape, now: Time) -> Option<Held> {
         let gang = self.gangs.gangs.get(&key)?;
         let tally = self.gangs.tally(&gang.spec.name);
-        let minimum = gang.spec.min_member.saturating_sub(tally.live + tally.succeeded);
+        let minimum = gang.minimum(now).saturating_sub(tally.live + tally.succeeded);
         let mut pods = self.candidates(gang);
         pods.truncate(usize::try_from(minimum).unwrap_or(usize::MAX));
         let shortfall = place(&self.cluster, &mut self.overlay_for(key, now), shape, &pods).err()?;
-        Some(Held::ByRoom(Required { pods, minimum, all: minimum }, shortfall))
+        Some(Held::ByRoom(Required { pods, minimum, all: minimum, is_fixed: false }, shortfall))
     }
 
-    fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
+    pub(crate) fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
         self.set_reason(key, cause.map(|cause| Reason::MorePodsWait { waiting, cause: Box::new(cause) }));
     }
 
@@ -445,31 +393,32 @@ impl Core {
         let mut asked = Amounts::default();
         let gone = Gone::from([(gang.spec.queue.clone(), gang.charge.clone())]);
         let mut overlay = self.overlay_for(key, now);
-        let mut too_large: Vec<(Arc<str>, Arc<PodNeed>)> = Vec::new();
-        for candidate in self.candidates(gang) {
-            let need = candidate.need.clone();
-            let kind = (candidate.task.clone(), need.clone());
-            let one = Required { pods: vec![candidate], minimum: 1, all: 1 };
+        let mut too_large: Vec<ShapeKey> = Vec::new();
+        let units = self.units(gang);
+        let (short, reason) = (units.short, self.short_part(gang, &units));
+        for unit in units.units {
+            let amounts = unit.amounts();
+            let one = Required::together(unit.pods);
+            let (kind, pods) = (shape_key(&more.shape, &one), one.minimum);
             let mut sum = asked.clone();
-            sum.add(&need.amounts.of_pod());
+            sum.add(&amounts);
             let held = if let Some(over) = self.queues.over(&gang.spec.queue, &gone, &sum) {
                 Held::Known(over.beside(&asked).reason(&gang.spec.queue))
-            } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &need.amounts.of_pod())
-            {
+            } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &amounts) {
                 Held::Known(reason)
             } else if let Some(until) = self.patience_with(gang, &one.pods[0].pod) {
                 more.look_again = more.look_again.max(Some(until));
                 let step = "its PodGroup may be about to ask for more pods: they start together then";
                 Held::Known(Reason::InProgress { step: Arc::from(step) })
-            } else if let Some((reason, _)) = failed.get(&shape_key(&more.shape, &one)) {
+            } else if let Some((reason, _)) = failed.get(&kind) {
                 Held::Known(reason.clone())
             } else if more.first.is_some() && too_large.contains(&kind) {
-                more.waiting += 1;
+                more.waiting += pods;
                 continue;
             } else {
                 match place(&self.cluster, &mut overlay, &more.shape, &one.pods) {
                     Ok(places) => {
-                        asked.add(&need.amounts.of_pod());
+                        asked.add(&amounts);
                         more.placed.extend(places);
                         continue;
                     }
@@ -479,17 +428,22 @@ impl Core {
                     }
                 }
             };
-            more.waiting += 1;
+            more.waiting += pods;
             more.first.get_or_insert(held);
         }
-        let (count, reason) = self.held_by_themselves(gang);
-        more.waiting += count;
-        more.first = more.first.or(reason.map(Held::Known));
+        let (count, by_themselves) = self.held_by_themselves(gang);
+        more.waiting += count + short;
+        more.first = more.first.or(by_themselves.or(reason).map(Held::Known));
         more
     }
 
     /// Why a gang did not fit; true where it can never fit as nodes are now.
-    fn diagnose(&mut self, shape: &GangShape, required: &Required, shortfall: &Shortfall) -> (Reason, bool) {
+    pub(crate) fn diagnose(
+        &mut self,
+        shape: &GangShape,
+        required: &Required,
+        shortfall: &Shortfall,
+    ) -> (Reason, bool) {
         let generation = self.cluster.capacity_generation;
         if self.emptied.as_ref().is_none_or(|(known, _)| *known != generation) {
             self.emptied = Some((generation, self.cluster.emptied()));

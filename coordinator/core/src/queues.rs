@@ -15,6 +15,9 @@ pub const ROOT: &str = "root";
 /// Queues from the root, which does not count, to a leaf.
 pub const MOST_LEVELS: usize = 5;
 
+/// Queues above one that are looked at.
+const MOST_LOOKED_AT: usize = 64;
+
 /// What is wrong with a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueProblem {
@@ -73,6 +76,12 @@ fn parent_problem(
             return None;
         }
         above.push(next);
+        // However long the chain is that strangers make, it costs no more than this.
+        if above.len() > MOST_LOOKED_AT {
+            let too_many =
+                format!("more than {MOST_LOOKED_AT} levels below {ROOT}; at most {MOST_LEVELS} are allowed");
+            return problem(format!("is {parent}, which puts it {too_many}"));
+        }
     }
     let levels = above.len() + 1;
     if levels > MOST_LEVELS {
@@ -171,5 +180,23 @@ mod tests {
         under.deserved = gpus(9);
         let text = "queue under: deserved: nvidia.com/gpu is 9, above capability 8 (guarantee <= deserved <= capability)";
         assert_eq!(texts(&[under]), [text]);
+    }
+
+    #[test]
+    fn a_chain_of_any_length_is_looked_at_in_part() {
+        let queue = |number: usize| QueueSpec {
+            parent: Some(format!("q{:05}", number + 1).as_str().into()),
+            ..QueueSpec::new(format!("q{number:05}").as_str().into())
+        };
+        let specs: Vec<QueueSpec> = (0..20_000).map(queue).collect();
+        let found = problems(&specs);
+        // The last one's parent is missing; those a little below it wait for that one alone.
+        assert_eq!(found.len(), specs.len() - MOST_LOOKED_AT + 1);
+        assert!(
+            found[0].message.ends_with("more than 64 levels below root; at most 5 are allowed"),
+            "{}",
+            found[0]
+        );
+        assert!(found.last().is_some_and(|problem| problem.message == "queue q20000 does not exist"));
     }
 }

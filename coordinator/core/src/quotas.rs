@@ -80,7 +80,7 @@ impl Core {
             for candidate in self.required(gang).pods {
                 asked.add(&candidate.need.amounts.of_pod());
             }
-            asked.raise_to(&gang.min_amounts);
+            asked.raise_to(gang.min_resources(self.now));
         }
         let mut views = Vec::new();
         for (name, queue) in self.queues.up_from(&gang.spec.queue) {

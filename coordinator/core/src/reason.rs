@@ -14,6 +14,7 @@ mod eviction;
 mod held;
 mod queue;
 mod room;
+mod together;
 mod unsuited;
 
 pub use claims::{ClaimHeld, ClaimProblem};
@@ -23,6 +24,7 @@ pub use held::{Held, OtherHolder};
 pub use queue::QueueHeld;
 pub use room::{Closed, NoRoom};
 use room::{amount_of, lower, name_closed, open_and_change, open_nodes, or_change, pods};
+pub use together::Together;
 pub use unsuited::{Unmet, Unsuited};
 
 /// Why a gang waits.
@@ -168,6 +170,8 @@ pub enum Reason {
         /// Why the first of them does.
         cause: Box<Reason>,
     },
+    /// It waits for others with which it starts together, or has too few pods left.
+    Together(Box<Together>),
     /// Others are being evicted for it.
     MakingRoom(Box<MakingRoom>),
     /// It was evicted for another gang.
@@ -191,7 +195,10 @@ impl Reason {
 
     /// It waits until others leave nodes, or nodes open.
     pub(crate) const fn is_for_room(&self) -> bool {
-        matches!(self, Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. })
+        matches!(
+            self,
+            Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. } | Self::MakingRoom(_)
+        )
     }
 
     /// The same where it is only about the rest of a gang, of which so many pods are bound.
@@ -213,6 +220,7 @@ impl Reason {
             | Self::AboveCapability { .. }
             | Self::LargerThanAllNodes { .. } => true,
             Self::Queue(held) => held.is_lasting(),
+            Self::Together(together) => together.is_lasting(),
             _ => self.is_of_the_nodes(),
         }
     }
@@ -253,6 +261,7 @@ impl Reason {
             Self::NoRoom(_) => "NoRoom",
             Self::NodesClosed { .. } => "NodesClosed",
             Self::MorePodsWait { .. } => "MorePodsWait",
+            Self::Together(together) => together.code(),
             Self::MakingRoom(_) => "MakingRoom",
             Self::Preempted(_) => "Preempted",
             Self::InProgress { .. } => "InProgress",
@@ -325,6 +334,7 @@ impl Reason {
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => open_nodes(nodes, "; "),
             Self::MorePodsWait { cause, .. } => cause.fix(),
+            Self::Together(together) => together.fix(),
             Self::Preempted(preempted) => preempted.cause.as_ref().map(Self::fix).unwrap_or_default(),
             Self::InProgress { .. } | Self::MakingRoom(_) => String::new(),
         }
@@ -439,17 +449,13 @@ impl fmt::Display for Reason {
                     name_closed(nodes)
                 )
             }
-            Self::MorePodsWait { waiting, cause } => {
-                write!(
-                    formatter,
-                    "it runs; {} for a place: {cause}",
-                    if *waiting == 1 {
-                        "1 more pod waits".to_owned()
-                    } else {
-                        format!("{waiting} more pods wait")
-                    }
-                )
+            Self::MorePodsWait { waiting: 1, cause } => {
+                write!(formatter, "it runs; 1 more pod waits for a place: {cause}")
             }
+            Self::MorePodsWait { waiting, cause } => {
+                write!(formatter, "it runs; {waiting} more pods wait for a place: {cause}")
+            }
+            Self::Together(together) => together.fmt(formatter),
             Self::MakingRoom(room) => room.fmt(formatter),
             Self::Preempted(preempted) => preempted.fmt(formatter),
             Self::InProgress { step } => write!(formatter, "in progress: {step}"),

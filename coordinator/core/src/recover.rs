@@ -45,6 +45,7 @@ impl Core {
         for key in bound.into_iter().map(|(key, _)| key).collect::<BTreeSet<GangKey>>() {
             let has_plan = planned.contains(&key);
             self.find_whole(key, has_plan);
+            self.find_times(key);
             if !has_plan && self.gangs.gangs.get(&key).is_some_and(|gang| gang.was_whole) {
                 self.open_start_gate(key);
             }

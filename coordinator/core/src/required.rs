@@ -7,6 +7,7 @@ use phalanx_common::planted::{self, Bug};
 
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, Pod, natural};
+use crate::parts::reach;
 use crate::phase::PhaseKind;
 use crate::place::{Candidate, GangShape};
 use crate::whole::task_minima;
@@ -17,6 +18,17 @@ pub(crate) struct Required {
     pub(crate) minimum: u32,
     /// Pods of the gang in all.
     pub(crate) all: u32,
+    /// Fewer would not do, whatever the gang's minimum: they are whole parts, reach its `minResources`, or are of several
+    /// gangs.
+    pub(crate) is_fixed: bool,
+}
+
+impl Required {
+    /// Pods of a gang that runs, which join it together.
+    pub(crate) fn together(pods: Vec<Candidate>) -> Self {
+        let count = u32::try_from(pods.len()).unwrap_or(u32::MAX);
+        Self { pods, minimum: count, all: count, is_fixed: true }
+    }
 }
 
 impl Core {
@@ -51,20 +63,24 @@ impl Core {
         Some(Candidate { pod: uid.clone(), task: pod.spec.task.clone(), need: pod.need.clone() })
     }
 
-    /// The pods that must be placed together: each task's minimum, filled up to minMember.
+    /// The pods that must be placed together: each task's minimum, filled up to minMember, and beyond until they are as
+    /// much as `minResources` says, or all there are. Of a gang with sub-groups whole parts.
     pub(crate) fn required(&self, gang: &Gang) -> Required {
-        let candidates = self.candidates(gang);
         let all = self.gangs.pods_of.get(&gang.spec.name).map_or(0, BTreeSet::len);
         let all = u32::try_from(all).unwrap_or(u32::MAX);
         let ended = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.ended_well());
         let ended = u32::try_from(ended.count()).unwrap_or(0);
-        let min_member = if planted::is(Bug::IgnoreMinMember) { 1 } else { gang.spec.min_member.max(1) };
+        let min_member = if planted::is(Bug::IgnoreMinMember) { 1 } else { gang.minimum(self.now) };
         let minimum = min_member.saturating_sub(ended);
+        if !gang.spec.policy.sub_groups.is_empty() {
+            return self.required_parts(gang, minimum, all);
+        }
+        let candidates = self.candidates(gang);
         let wanted = usize::try_from(minimum).unwrap_or(usize::MAX);
         if candidates.len() <= wanted {
-            return Required { pods: candidates, minimum, all };
+            return Required { pods: candidates, minimum, all, is_fixed: false };
         }
-        let mut left = task_minima(&gang.spec);
+        let mut left = task_minima(gang, self.now);
         for (_, pod) in self.gangs.pods_of(&gang.spec.name) {
             if let Some(count) = left.get_mut(&pod.spec.task).filter(|_| pod.ended_well()) {
                 *count = count.saturating_sub(1);
@@ -80,9 +96,15 @@ impl Core {
                 _ => rest.push(candidate),
             }
         }
-        let more = wanted.saturating_sub(first.len());
-        first.extend(rest.into_iter().take(more));
-        Required { pods: first, minimum, all }
+        let more = wanted.saturating_sub(first.len()).min(rest.len());
+        let above = rest.split_off(more);
+        first.extend(rest);
+        let above = above.into_iter().map(|candidate| vec![candidate]).collect();
+        // A gang of which something has ended well had what it needed: the rest goes on with its minimum.
+        let is_fixed = ended == 0 && reach(&mut first, above, gang.min_resources(self.now));
+        let minimum =
+            if is_fixed { minimum.max(u32::try_from(first.len()).unwrap_or(u32::MAX)) } else { minimum };
+        Required { pods: first, minimum, all, is_fixed }
     }
 
     /// How a gang wants its pods placed, with the models that its tasks run on already.

@@ -24,9 +24,8 @@ impl Core {
     pub(crate) fn begin_round(&mut self, key: GangKey, placed: &[Placed], now: Time) {
         let deadline = now + self.settings.confirm_timeout_ms;
         let mut round = Round::new(Step::Reserving, deadline, now + self.settings.binding_deadline_ms);
-        for place in placed {
-            self.add_member(key, &mut round, place);
-        }
+        self.note_backfill(key, placed);
+        placed.iter().for_each(|place| self.add_member(key, &mut round, place));
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let phase = match &gang.phase {
             Phase::Running { .. } => Phase::Running { round: Some(round) },
@@ -363,7 +362,7 @@ impl Core {
 
     /// Lets the gang's bound pods start.
     pub(crate) fn open_start_gate(&mut self, key: GangKey) {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let Some(gang) = self.gangs.gangs.get(&key).filter(|_| !self.group_is_binding(key)) else { return };
         let live = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.is_live());
         let leases: Vec<LeaseId> = live.filter_map(|(_, pod)| pod.lease).collect();
         for lease in leases {
@@ -404,6 +403,7 @@ impl Core {
         }
         self.timers.insert((retry_at, Timer::Gang(key)));
         self.touched.insert(key);
+        self.drop_group(key, retry_at, actions);
     }
 
     /// A member's agent will not have it: the rest keeps its leases, this one is planned again. Where it

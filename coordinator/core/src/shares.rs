@@ -323,6 +323,10 @@ impl Core {
             self.queues.capacity_seen = Some(generation);
             self.queues.note_capacity(&capacity, is_complete);
             self.queues.capacity = capacity;
+            if self.queues.queues.values().any(|queue| !queue.asked_guarantee.is_zero()) {
+                // What is set aside may be another amount, and statuses say it.
+                self.touched_queues.extend(self.queues.queues.keys().cloned());
+            }
         }
         if !self.queues.are_shares_fresh {
             let capacity = self.queues.capacity.clone();

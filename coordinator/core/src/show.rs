@@ -76,7 +76,7 @@ impl Core {
             priority: self.priority_of(&gang.spec).unwrap_or(0),
             phase: Arc::from(kind.as_str()),
             pod_group_phase: Arc::from(pod_group_phase(gang).as_str()),
-            minimum: gang.spec.min_member.max(1),
+            minimum: gang.minimum(self.now),
             created: gang.spec.created,
             pods: pods.into_iter().map(|pod| self.pod_view(pod)).collect(),
             reason: self.reason_of(gang).map(|reason| self.freshen(reason)).map(|reason| ReasonView {
@@ -132,6 +132,7 @@ impl Core {
                 .clone()
                 .map(|(by, at)| Reason::Preempted(Box::new(Preempted { by, at, cause: None }))),
             PhaseKind::Degraded if gang.is_minimum_raised() && gang.reason.is_some() => gang.reason.clone(),
+            PhaseKind::Degraded if self.degraded_reason(gang).is_some() => self.degraded_reason(gang),
             PhaseKind::Degraded | PhaseKind::Evicting => match &gang.phase {
                 crate::phase::Phase::Degraded { cause, .. } | crate::phase::Phase::Evicting { cause, .. } => {
                     step(cause)
@@ -220,6 +221,7 @@ impl Core {
         let nodes = u32::try_from(self.cluster.nodes().count()).unwrap_or(u32::MAX);
         let mut lines = explain_lines(&view, &quota, (!needs.is_empty()).then_some(feasible), nodes);
         lines.extend(self.ahead_line(gang));
+        lines.extend(self.time_lines(gang));
         let (position, expected_start) = (self.position(gang), self.expected_start(gang.key()));
         if let Some(position) = position {
             let expected = expected_start.map(|at| format!("; expected to start by {}", clock(at)));

@@ -80,7 +80,7 @@ impl Core {
         let tally = self.gangs.tally(&gang.spec.name);
         let phase = pod_group_phase(gang);
         let waits = matches!(phase, GangPhase::Pending | GangPhase::Inqueue | GangPhase::Unknown);
-        let mut reason = gang.reason.clone().filter(|_| waits);
+        let mut reason = self.degraded_reason(gang).or_else(|| gang.reason.clone()).filter(|_| waits);
         let partial_since = comes_bit_by_bit(reason.as_ref()).then(|| gang.partial_since.unwrap_or(now));
         if let Some(due) =
             partial_since.and_then(|since| partial_due(gang, reason.as_ref(), since)).filter(|due| *due > now)
@@ -159,7 +159,12 @@ fn is_news_of_placing(gang: &Gang) -> bool {
 
 /// Pods are made, and claims are bound, one after the other.
 fn comes_bit_by_bit(reason: Option<&Reason>) -> bool {
-    matches!(reason, Some(Reason::TooFewPods { .. } | Reason::Claim(_)))
+    match reason {
+        Some(Reason::Together(together)) => {
+            together.cause().is_some_and(|cause| comes_bit_by_bit(Some(cause)))
+        }
+        reason => matches!(reason, Some(Reason::TooFewPods { .. } | Reason::Claim(_))),
+    }
 }
 
 /// The same cause: what it was written for would be written again.

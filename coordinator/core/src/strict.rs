@@ -97,7 +97,11 @@ impl Strict {
         }
         let nodes = self.nodes_of(core, gang);
         let (_, blockers) = self.lines.get(&gang.spec.queue)?;
-        let before = blockers.iter().filter(|blocker| blocker.order.precedes(&gang.order));
+        let is_before = |blocker: &&Blocker| match gang.order.is_surplus {
+            true => blocker.order.precedes(&gang.order),
+            false => blocker.order < gang.order,
+        };
+        let before = blockers.iter().filter(is_before);
         let (first, node) =
             before.filter_map(|blocker| Some((blocker, blocker.nodes.first_shared(&nodes)?))).next()?;
         let candidates = core.candidates(gang);

@@ -1,7 +1,7 @@
 //! Whose turn it is: at each level of the tree the queue of the higher priority, then the one that has the smaller part of
 //! its share, then the one whose first gang is older. First all gangs that need their minimum, then pods above it.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_common::ids::QueueName;
@@ -10,12 +10,16 @@ use phalanx_common::queue::Dequeue;
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
+use crate::action::Action;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey};
+use crate::pass::Failed;
 use crate::phase::PhaseKind;
-use crate::queue::Queues;
+use crate::queue::{Queue, Queues};
 use crate::queues::ROOT;
+use crate::reason::Reason;
 use crate::shares::Part;
+use crate::strict::Strict;
 
 /// Order of the gangs of one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -174,6 +178,27 @@ impl Turns {
 }
 
 impl Queues {
+    /// The turn of one queue comes before that of another one, whatever waits in either.
+    pub(crate) fn goes_before(&self, name: &QueueName, other: &QueueName) -> bool {
+        self.compare(name, other) == Ordering::Less
+    }
+
+    /// Two queues by their turn: by priority and part of the two below the lowest one that is above both.
+    pub(crate) fn compare(&self, left: &QueueName, right: &QueueName) -> Ordering {
+        let path = |name: &QueueName| {
+            let mut path: Vec<QueueName> = self.up_from(name).map(|(name, _)| name.clone()).collect();
+            path.reverse();
+            path
+        };
+        let (left, right) = (path(left), path(right));
+        let rank = |name: &QueueName| {
+            let priority = self.get(name).map_or(0, |queue| queue.priority());
+            (Reverse(priority), self.part(name))
+        };
+        let branches = left.iter().zip(&right).find(|(left, right)| left != right);
+        branches.map_or(Ordering::Equal, |(left, right)| rank(left).cmp(&rank(right)))
+    }
+
     /// A gang waits for a place, or for a place for more pods; it is tried in the next pass.
     fn wait(&mut self, queue: &QueueName, order: OrderKey, key: GangKey) {
         let entry = self.ensure(queue);
@@ -192,6 +217,17 @@ impl Queues {
             self.to_try.remove(queue);
         }
         self.woken += u64::from(waited && was_to_try);
+    }
+
+    /// A gang was tried with others, before its turn.
+    pub(crate) fn try_no_more(&mut self, queue: &QueueName, order: &OrderKey) {
+        let Some(entry) = self.queues.get_mut(queue) else { return };
+        if entry.to_try.remove(order) {
+            if entry.to_try.is_empty() {
+                self.to_try.remove(queue);
+            }
+            self.woken += 1;
+        }
     }
 
     /// Takes the first gang to be tried of a queue.
@@ -223,7 +259,7 @@ impl Queues {
     }
 }
 
-impl crate::queue::Queue {
+impl Queue {
     /// It serves strictly in order.
     pub(crate) fn is_strict(&self) -> bool {
         self.spec.as_ref().is_some_and(|spec| spec.dequeue == Dequeue::Fifo && !planted::is(Bug::IgnoreFifo))
@@ -231,6 +267,71 @@ impl crate::queue::Queue {
 }
 
 impl Core {
+    /// What queues are entitled to stays what it is for the whole pass; what they have of it is that of each moment.
+    pub(crate) fn try_in_turn(&mut self, now: Time, actions: &mut Vec<Action>) {
+        self.refresh_shares();
+        self.forget_evictable();
+        self.queues.wake_strict();
+        let (mut failed, mut strict) = (Failed::new(), Strict::default());
+        let mut turns = Turns::new(self);
+        while let Some((at, queue)) = turns.next(&self.queues) {
+            let queue = queue.clone();
+            let first = self.queues.take_first(&queue);
+            if let Some(key) = first {
+                self.try_one(key, &queue, &mut failed, &mut strict, now);
+                self.write_gang_status(key, actions);
+                for other in self.group_mates(key) {
+                    self.write_gang_status(other, actions);
+                }
+            }
+            if turns.made_at == self.queues.woken {
+                turns.tried(self, at);
+            } else {
+                // Others are to be tried as well, or are no more.
+                self.queues.wake_strict();
+                strict.begin_anew();
+                turns = Turns::new(self);
+            }
+        }
+    }
+
+    fn try_one(
+        &mut self,
+        key: GangKey,
+        queue: &QueueName,
+        failed: &mut Failed,
+        strict: &mut Strict,
+        now: Time,
+    ) {
+        let is_strict = self.queues.get(queue).is_some_and(Queue::is_strict);
+        let behind = if is_strict { strict.behind(self, key) } else { None };
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        match gang.phase.kind() {
+            PhaseKind::Queued | PhaseKind::Admitted => self.try_start(key, behind, failed, now),
+            PhaseKind::Running | PhaseKind::Degraded => match behind {
+                Some(reason) => {
+                    let waiting = u32::try_from(self.candidates(gang).len()).unwrap_or(u32::MAX);
+                    self.set_waiting_reason(key, waiting, Some(reason));
+                }
+                None => self.try_grow(key, failed, now),
+            },
+            PhaseKind::Reserving
+            | PhaseKind::Committing
+            | PhaseKind::Arming
+            | PhaseKind::Binding
+            | PhaseKind::Evicting
+            | PhaseKind::Finished => {}
+        }
+        let can_run = |gang: &Gang| !gang.reason.as_ref().is_some_and(Reason::is_lasting);
+        let gang = self.gangs.gangs.get(&key);
+        if gang.is_some_and(|gang| can_run(gang) == gang.wants.is_zero()) {
+            self.note_wants(key);
+        }
+        if is_strict {
+            strict.note(self, key);
+        }
+    }
+
     /// The gang waits for a place, or does not any more.
     pub(crate) fn set_waiting(&mut self, key: GangKey, waits: bool) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };

@@ -34,6 +34,7 @@ impl Gang {
 
     /// Keeps in mind whether the gang was whole since it last began anew.
     pub(crate) fn note_phase(&mut self, after: PhaseKind, now: Time) {
+        self.times.note_phase(after, now);
         match after {
             PhaseKind::Running => {
                 self.was_whole = true;
@@ -100,16 +101,21 @@ impl Core {
         if gang.is_made_up() && !gang.was_whole {
             return false;
         }
-        let counts = |(uid, pod): &(&PodUid, &Pod)| pod.is_live() || pod.ended_well() || more.contains(uid);
+        self.meets_minimum(gang, |uid, pod| pod.is_live() || pod.ended_well() || more.contains(uid))
+    }
+
+    /// True where the pods that count are the gang's minimum.
+    pub(crate) fn meets_minimum(&self, gang: &Gang, counts: impl Fn(&PodUid, &Pod) -> bool) -> bool {
         let mut total = 0;
         let mut tasks: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
-        for (_, pod) in self.gangs.pods_of(&gang.spec.name).filter(counts) {
+        for (_, pod) in self.gangs.pods_of(&gang.spec.name).filter(|(uid, pod)| counts(uid, pod)) {
             total += 1;
             *tasks.entry(&pod.spec.task).or_default() += 1;
         }
-        let minima = task_minima(&gang.spec);
-        total >= gang.spec.min_member.max(1)
+        let minima = task_minima(gang, self.now);
+        total >= gang.minimum(self.now)
             && minima.iter().all(|(task, minimum)| tasks.get(task).copied().unwrap_or(0) >= *minimum)
+            && self.has_parts(gang, counts)
     }
 
     /// A gang with pods that a coordinator bound, and no plan, was wholly bound once, since then its plan was removed:
@@ -213,11 +219,15 @@ impl Core {
     }
 }
 
-/// Minima of single tasks. As in Volcano they only count where minMember covers their sum.
-pub(crate) fn task_minima(spec: &GangSpec) -> BTreeMap<&Arc<str>, u32> {
-    let sum: u64 = spec.min_task_member.values().map(|minimum| u64::from(*minimum)).sum();
-    if u64::from(spec.min_member) < sum {
-        return BTreeMap::new();
-    }
-    spec.min_task_member.iter().map(|(task, minimum)| (task, *minimum)).collect()
+/// Minima of single tasks. As in Volcano they only count where minMember covers their sum. A gang that has waited and
+/// starts with fewer pods needs one of each task that has a minimum, where those are not too many.
+pub(crate) fn task_minima(gang: &Gang, now: Time) -> BTreeMap<&Arc<str>, u32> {
+    let spec = &gang.spec;
+    let most = if gang.has_waited(now) { 1 } else { u32::MAX };
+    let minima = spec.min_task_member.iter().map(|(task, minimum)| (task, (*minimum).min(most)));
+    let minima: BTreeMap<&Arc<str>, u32> = minima.collect();
+    let sum: u64 = minima.values().map(|minimum| u64::from(*minimum)).sum();
+    // Not the lower bound of one: a gang whose minMember is 0 leaves its tasks' minima without effect.
+    let all = if gang.has_waited(now) { gang.minimum(now) } else { spec.min_member };
+    if u64::from(all) < sum { BTreeMap::new() } else { minima }
 }

@@ -141,6 +141,9 @@ fn left_out(
 
 /// The largest minimum with which the gang would start; it takes pods in their order.
 fn lower_to(cluster: &Cluster, shape: &GangShape, required: &Required) -> Option<u32> {
+    if required.is_fixed {
+        return None;
+    }
     let starts = |minimum: u32| {
         let pods = required.pods.get(..minimum as usize);
         pods.is_some_and(|pods| place(cluster, &mut Overlay::default(), shape, pods).is_ok())

@@ -10,14 +10,20 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use phalanx_core::reason::{ClaimProblem, Reason};
+use phalanx_core::reason::{ClaimProblem, HoldCause, NoEvictionCause, QueueHeld, Reason, Spared, Together};
 
 #[path = "reasons_document/claims.rs"]
 mod claims;
+#[path = "reasons_document/evictions.rs"]
+mod evictions;
 #[path = "reasons_document/general.rs"]
 mod general;
 #[path = "reasons_document/nodes.rs"]
 mod nodes;
+#[path = "reasons_document/queues.rs"]
+mod queues;
+#[path = "reasons_document/together.rs"]
+mod together;
 
 /// A reason as an example.
 pub struct Example {
@@ -39,10 +45,19 @@ pub fn also(reason: Reason) -> Example {
 
 /// Every example, in the order of the document.
 fn examples() -> Vec<Example> {
-    [general::before_placement(), claims::examples(), nodes::examples(), general::while_placed()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        general::names(),
+        queues::examples(),
+        general::pods(),
+        claims::examples(),
+        nodes::examples(),
+        together::examples(),
+        evictions::examples(),
+        general::while_placed(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// A function that names the variant of a value, and the list of all names. The match has no rest: a new variant does
@@ -60,26 +75,46 @@ macro_rules! variants {
 }
 
 variants!(reason_name, REASONS, Reason:
-    NoSuchQueue QueueClosed NoSuchPriorityClass AboveCapability QuotaUsed TooFewPods PodBlocked PodGated Claim
+    NoSuchQueue QueueClosed NoSuchPriorityClass AboveCapability QuotaUsed TooFewPods PodBlocked PodGated Claim Queue
     NoNodeMatches NoNodeOffers LargerThanAnyNode LargerThanCluster LargerThanAllNodes NoRoom NodesClosed MorePodsWait
-    InProgress);
+    Together MakingRoom Preempted InProgress);
 variants!(claim_name, CLAIMS, ClaimProblem:
     Binding Missing OfAnother AwaitsPod Lost Deleting Unreadable UsedByOnePod);
+variants!(queue_name, QUEUES, QueueHeld:
+    AncestorUsed AboveAncestor SetAside NotLeaf AncestorClosed NotAllowed Guaranteed Behind);
+variants!(hold_name, HOLDS, HoldCause: MakingRoom Waited);
+variants!(eviction_name, EVICTIONS, NoEvictionCause: NonPreempting OverShare Quota Fit Protected);
+variants!(spared_name, SPARED, Spared: Budget Until);
+variants!(together_name, TOGETHER, Together:
+    GroupIncomplete GroupHeld GroupDoesNotFit GroupOfQueues TooFewParts Degraded);
 
-/// The variants that a reason is an example of: its own, and that of what it holds.
+/// The variants that a reason is an example of: its own, and those of what it holds.
 fn names(reason: &Reason) -> Vec<&'static str> {
-    let inner = match reason {
-        Reason::Claim(held) => Some(claim_name(&held.problem)),
-        _ => None,
-    };
-    [Some(reason_name(reason)), inner].into_iter().flatten().collect()
+    let mut names = vec![reason_name(reason)];
+    let mut eviction = None;
+    match reason {
+        Reason::Claim(held) => names.push(claim_name(&held.problem)),
+        Reason::Together(together) => names.push(together_name(together)),
+        Reason::Queue(held) => names.push(queue_name(held)),
+        Reason::QuotaUsed { eviction: of_quota, .. } => eviction = of_quota.as_ref(),
+        Reason::NoRoom(room) => {
+            names.extend(room.holds.iter().map(|held| hold_name(&held.why)));
+            eviction = room.eviction.as_ref();
+        }
+        _ => {}
+    }
+    if let Some(eviction) = eviction {
+        names.push(eviction_name(&eviction.cause));
+        names.extend(eviction.spared.iter().map(spared_name));
+    }
+    names
 }
 
 #[test]
 fn every_variant_has_an_example() {
     let examples = examples();
     let shown: BTreeSet<&str> = examples.iter().flat_map(|example| names(&example.reason)).collect();
-    let all = [REASONS, CLAIMS].concat();
+    let all = [REASONS, CLAIMS, QUEUES, HOLDS, EVICTIONS, SPARED, TOGETHER].concat();
     let missing: Vec<&&str> = all.iter().filter(|name| !shown.contains(*name)).collect();
     assert!(missing.is_empty(), "no example in reasons_document/ of {missing:?}");
 }

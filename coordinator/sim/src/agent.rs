@@ -384,7 +384,12 @@ impl World {
     /// Stopping takes its time: until then the pod runs.
     fn stop_pod(&mut self, node: &NodeName, pod: PodUid) {
         self.log.count("pod stopped");
-        let delay = self.random.between(1, if self.faults { 2_000 } else { 20 });
+        let delay = if self.goes_wrong(self.rates.slow_end) {
+            self.note(Fault::SlowEnd);
+            self.random.between(2_000, 25_000)
+        } else {
+            self.random.between(1, if self.faults { 2_000 } else { 20 })
+        };
         let Some(host) = self.hosts.get_mut(node) else { return };
         let life = host.life;
         match host.runs.iter().find(|run| run.pod == pod).map(|run| run.number) {
@@ -401,6 +406,7 @@ impl World {
         self.facts.running.remove(&run.pod);
         if !stopped {
             self.facts.ended.insert(run.pod.clone());
+            self.facts.news_at = self.now;
         }
         self.is_changed = true;
         self.log.line(

@@ -278,9 +278,22 @@ impl World {
             );
         }
         if matches!(flight.lane, Lane::Plans(_)) {
+            self.note_late_rooms(flight);
             return Self::plans_landed(flight, is_alive, answer.map(drop));
         }
         Landed::over(done(id, &answer))
+    }
+
+    /// Plans that make room, of a coordinator that does not lead: whoever does takes them away without a word.
+    fn note_late_rooms(&mut self, flight: &Flight) {
+        if self.newest() == Some(flight.incarnation) {
+            return;
+        }
+        for action in flight.actions() {
+            if let Command::WritePlan(plan) = &action.command {
+                self.facts.rooms.late.insert((plan.gang.clone(), plan.term));
+            }
+        }
     }
 
     /// A coordinator has deleted a pod. Where it was not there, or was being deleted already, nothing came of it.
@@ -289,6 +302,12 @@ impl World {
         let Some(pod) = self.facts.pods.get(uid).filter(|pod| !pod.deleting).cloned() else { return };
         self.facts.may_go.insert(uid.as_str().to_owned());
         let by_leader = self.newest() == Some(incarnation);
+        self.log.count(match self.facts.rooms.victims.get(uid) {
+            Some(true) => "evicted: of a whole gang for another one",
+            Some(false) => "evicted: surplus for another gang",
+            None => "evicted: not for another gang",
+        });
+        self.plan_remake(uid);
         self.facts.evicted.push(Evicted { uid: uid.clone(), pod, by_leader });
     }
 

@@ -14,6 +14,7 @@ pub mod liveness;
 pub mod objects;
 pub mod ownership;
 pub mod quota;
+pub mod settle;
 
 /// What is known when the faults have stopped and all work should be done.
 #[derive(Debug)]
@@ -34,6 +35,7 @@ pub struct Checkers {
     eviction: eviction::Eviction,
     heal: heal::Heal,
     quota: quota::Quota,
+    settle: settle::Settle,
 }
 
 impl Checkers {
@@ -47,6 +49,7 @@ impl Checkers {
         self.binding.check(facts).map_err(|error| ("binding", error))?;
         self.eviction.check(facts).map_err(|error| ("eviction", error))?;
         objects::check(facts).map_err(|error| ("objects", error))?;
+        self.settle.check(facts).map_err(|error| ("settle", error))?;
         self.heal.check(facts).map_err(|error| ("heal", error))?;
         self.quota.check(facts).map_err(|error| ("quota", error))
     }

@@ -269,6 +269,11 @@ impl World {
         process.core.cycle(at, &mut actions);
         self.recordings.pass(incarnation, at, &actions, &mut process.core);
         let deadline = process.core.next_deadline().map(|(at, _)| process.clock.until(now, at));
+        let unheeded = process.core.reached().find(|(what, _)| *what == "hold: NOT HEEDED");
+        if let Some((what, _)) = unheeded {
+            self.fail("holds", format!("a pod was given GPUs that are held for another gang: {what}"));
+            return;
+        }
         if let Err(error) = invariants::check(&process.core) {
             self.fail("coordinator-core", error);
             return;
@@ -290,6 +295,7 @@ impl World {
             if is_deposed {
                 self.note(Fault::OldOneActs);
             }
+            self.look_at_command(incarnation, &action.command);
             let Some(process) = self.processes.get_mut(&incarnation) else { return };
             match action.command {
                 Command::Send { session, message, node } => {
@@ -446,6 +452,9 @@ impl World {
 fn count_moves(process: &Process, log: &mut Log) {
     for (from, to, count) in process.core.moves() {
         log.count_more(&move_name(from, to), count);
+    }
+    for (what, count) in process.core.reached() {
+        log.count_more(what, count);
     }
 }
 

@@ -19,6 +19,8 @@ pub enum Fault {
     AgentCrash,
     /// A machine reboots.
     AgentReboot,
+    /// A pod does not end in time.
+    SlowEnd,
     /// A machine with an agent stands still.
     AgentPaused,
     /// An agent's clock is too fast or too slow.
@@ -108,6 +110,7 @@ names! {
     fault_name, FAULTS, Fault,
     Fault::AgentCrash => "fault: agent crash",
     Fault::AgentReboot => "fault: agent reboot",
+    Fault::SlowEnd => "fault: pod ends late",
     Fault::AgentPaused => "fault: agent paused",
     Fault::AgentClockWrong => "fault: agent's clock is fast or slow",
     Fault::ClockJump => "fault: clock jumps",
@@ -267,6 +270,27 @@ const USERS: &[&str] = &[
     "user deletes a job",
 ];
 
+/// What becomes of gangs for which others make room, or for which room is held.
+const ROOMS: &[&str] = &[
+    "an evicted pod is made again",
+    "evicted: not for another gang",
+    "evicted: of a whole gang for another one",
+    "evicted: surplus for another gang",
+    "hold: made, with a start",
+    "hold: made, without",
+    "hold: over",
+    "hold: started as expected",
+    "hold: started late",
+    "hold: used by others meanwhile",
+    "hold: void",
+    "room: a victim is given up",
+    "room: dropped",
+    "room: planned",
+    "room: preempts",
+    "room: reclaims",
+    "room: resumed by a new leader",
+];
+
 /// What needs two or three rare things at once: it must be reached in so many seeds.
 const SELDOM: (u64, &[&str]) = (
     2_000,
@@ -306,7 +330,7 @@ pub fn wanted(seeds: u64) -> Vec<String> {
     if seeds < ENOUGH_SEEDS {
         return Vec::new();
     }
-    let lists = [FAULTS, API_FAULTS, COMMANDS, ACTIONS, TO_AGENT, FROM_AGENT, REFUSALS, CALLS, USERS];
+    let lists = [FAULTS, API_FAULTS, COMMANDS, ACTIONS, TO_AGENT, FROM_AGENT, REFUSALS, CALLS, USERS, ROOMS];
     let mut wanted: Vec<String> =
         lists.iter().flat_map(|list| list.iter().map(|name| (*name).to_owned())).collect();
     wanted.extend(Core::legal_moves().map(|(from, to)| move_name(from, to)));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::{GangSpec, PodPhase};
 use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid};
-use phalanx_common::plan::GangPlan;
+use phalanx_common::plan::{GangPlan, PlanPurpose};
 use phalanx_common::resources::Resources;
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
@@ -15,6 +15,8 @@ use phalanx_coordinator::api::{Change, ChangeBody, Kind, Object, ObjectKey};
 use phalanx_coordinator::convert::{self, Reading};
 use phalanx_core::event::Event;
 use serde_json::Value;
+
+use crate::rooms::{Rooms, Sayings};
 
 /// The pods that a gang must have to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,6 +64,8 @@ pub struct Evicted {
 /// A PodGroup.
 #[derive(Clone, Debug)]
 pub struct GroupFact {
+    /// UID.
+    pub uid: String,
     /// Fewest pods that may run.
     pub need: Need,
     /// Its queue.
@@ -140,7 +144,7 @@ pub struct Facts {
     pub jobs: BTreeMap<String, bool>,
     /// Pods by UID that have no gang yet.
     pub loose: BTreeSet<PodUid>,
-    /// Gangs that have a plan, with its binding deadline by the clock of the coordinator that wrote it.
+    /// Gangs whose pods are being bound by a plan, with its binding deadline by the clock of the coordinator that wrote it.
     pub plans: BTreeMap<GangName, Time>,
     /// The gangs of each object of plans.
     pub planned: BTreeMap<ObjectKey, BTreeSet<GangName>>,
@@ -174,10 +178,20 @@ pub struct Facts {
     pub bound_by_hand: BTreeSet<GangName>,
     /// The faults have stopped.
     pub is_calm: bool,
+    /// When something came from outside last: a user did something, a pod ended by itself.
+    pub news_at: Time,
     /// A placement is done or rolled back within this time.
     pub binding_deadline_ms: Millis,
+    /// A gang that is below its minimum for so long gives back what it has.
+    pub degraded_grace_ms: Millis,
     /// Pods that started since the last look.
     pub started: Vec<PodUid>,
+    /// Plans that make room.
+    pub rooms: Rooms,
+    /// What all say of evictions.
+    pub manners: Sayings,
+    /// Clocks of coordinators differ by so much at most, and from the true time.
+    pub clock_slack_ms: u64,
 }
 
 impl Facts {
@@ -197,7 +211,10 @@ impl Facts {
                     Kind::PodGroup => drop(self.groups.remove(&name)),
                     Kind::Pod => {
                         self.loose.remove(&PodUid::from(uid.as_str()));
-                        self.pods.remove(&PodUid::from(uid.as_str()));
+                        if let Some(pod) = self.pods.remove(&PodUid::from(uid.as_str())) {
+                            self.note_bound(&pod.gang);
+                        }
+                        self.manners.pods.remove(&PodUid::from(uid.as_str()));
                     }
                     Kind::Job => drop(self.jobs.remove(uid)),
                     Kind::GangPlan => self.plans_applied(key, Vec::new()),
@@ -239,7 +256,12 @@ impl Facts {
             }
             Some(Event::GangApplied(gang)) => {
                 let owner = object.metadata.owner.as_ref().filter(|owner| owner.kind == Kind::Job);
+                self.manners.gangs.insert(gang.name.clone(), gang.policy.clone());
+                if gang.priority_class.as_deref() == Some("polite") {
+                    self.manners.never.insert(gang.name.clone());
+                }
                 let group = GroupFact {
+                    uid: object.metadata.uid.clone(),
                     need: Need::of(&gang),
                     queue: gang.queue.as_str().to_owned(),
                     job: owner.map(|owner| owner.uid.clone()),
@@ -248,18 +270,47 @@ impl Facts {
                 self.groups.insert(gang.name, group);
             }
             Some(Event::PodApplied(pod)) => self.pod_applied(object, *pod),
+            Some(Event::QueuePolicyApplied(policy)) => {
+                self.manners.minimum_run.insert(policy.name.clone(), policy.minimum_run_ms);
+            }
+            Some(Event::BudgetApplied(budget)) => self.manners.budget = Some(budget.disruptions_allowed),
             _ => {}
         }
     }
 
     /// These are the plans of an object now.
     fn plans_applied(&mut self, key: &ObjectKey, plans: Vec<GangPlan>) {
+        let rooms: BTreeSet<GangName> = plans
+            .iter()
+            .filter(|plan| plan.purpose == PlanPurpose::MakeRoom)
+            .map(|plan| plan.gang.clone())
+            .collect();
         for gang in self.planned.remove(key).unwrap_or_default() {
             self.plans.remove(&gang);
+            if !rooms.contains(&gang) {
+                self.rooms.removed(&gang);
+            }
         }
         for plan in plans {
             self.planned.entry(key.clone()).or_default().insert(plan.gang.clone());
-            self.plans.insert(plan.gang, plan.binding_deadline);
+            match plan.purpose {
+                PlanPurpose::Bind => drop(self.plans.insert(plan.gang, plan.binding_deadline)),
+                PlanPurpose::MakeRoom => {
+                    let gang_of = |uid: &PodUid| self.pods.get(uid).map(|pod| pod.gang.clone());
+                    self.rooms.applied(plan, gang_of, self.now);
+                }
+            }
+        }
+    }
+
+    /// Keeps in mind since when something of a gang is bound.
+    fn note_bound(&mut self, gang: &GangName) {
+        // One whose minimum has ended well goes on with what is left of it.
+        let counts = |pod: &PodFact| pod.is_live() || pod.phase == PodPhase::Succeeded;
+        if self.pods.values().any(|pod| pod.gang == *gang && counts(pod)) {
+            self.manners.bound_since.entry(gang.clone()).or_insert(self.now);
+        } else {
+            self.manners.bound_since.remove(gang);
         }
     }
 
@@ -285,6 +336,9 @@ impl Facts {
             deleting: pod.deleting,
             request: pod.request.effective(),
         };
+        self.manners.pods.insert(pod.uid.clone(), pod.policy);
+        let gang = fact.gang.clone();
         self.pods.insert(pod.uid, fact);
+        self.note_bound(&gang);
     }
 }

@@ -23,6 +23,8 @@ pub struct Rates {
     pub coordinator_crash: u32,
     /// A pod that ends has failed.
     pub pods_fail: u32,
+    /// A pod that is stopped does not end in time.
+    pub slow_end: u32,
     /// A ledger cannot be written.
     pub disk: u32,
     /// A write of a dead coordinator lands all the same.
@@ -125,6 +127,7 @@ impl Rates {
             agent_crash: draw(15),
             coordinator_crash: draw(12),
             pods_fail: draw(300),
+            slow_end: draw(200),
             disk: draw(150),
             survival: draw(900),
             survival_ms: u64::from(draw(20_000)).max(50),

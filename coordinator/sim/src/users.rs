@@ -9,15 +9,23 @@ use serde_json::{Value, json};
 
 use crate::checkers::liveness::{is_done, short_of_pods};
 use crate::coverage::Fault;
-use crate::workload::{Change, NAMESPACE, Step, bound_pod, other_pod};
+use crate::teams::REMADE;
+use crate::workload::{
+    Change, GROUP_NAME, NAMESPACE, QUEUE_NAME, RUN_FOR, Step, TASK_SPEC, bound_pod, other_pod,
+};
 use crate::world::{Happening, World};
 
 /// So often users look after what they left incomplete.
 const TIDY_MS: u64 = 30_000;
+/// So often a controller looks whether an evicted pod is gone.
+const REMAKE_MS: u64 = 500;
 
 impl World {
     /// A user does something. What it is done to may be gone: that is the user's own affair.
     pub(crate) fn user(&mut self, step: Step) {
+        if !matches!(step, Step::Remake(_)) {
+            self.facts.news_at = self.now;
+        }
         match step {
             Step::Create(object) => {
                 self.log.count("user creates");
@@ -28,6 +36,7 @@ impl World {
                 let _ = self.create(*object);
             }
             Step::Restore(object) => self.restore(*object),
+            Step::Remake(object) => self.remake(*object),
             Step::Delete(kind, name) => self.delete(&key_of(kind, &name)),
             Step::DeleteSomePod(choice) => {
                 let (pods, _) = self.api.store.list(Some(Kind::Pod));
@@ -113,10 +122,56 @@ impl World {
         self.api_changed();
     }
 
+    /// A pod was evicted whose controller makes another one in its place.
+    pub(crate) fn plan_remake(&mut self, uid: &PodUid) {
+        let Some(name) = self.facts.pods.get(uid).map(|pod| pod.name.clone()) else { return };
+        let Ok(stored) = self.api.store.get(&key_of(Kind::Pod, &name.name)) else { return };
+        // What runs for ever is deleted in the end: what is made after that would stay.
+        let is_endless = stored.annotation(RUN_FOR).is_none();
+        if stored.annotation(REMADE).is_none() || (is_endless && self.now >= self.last_at) {
+            return;
+        }
+        let mut pod = Object::new(Kind::Pod, NAMESPACE, &stored.metadata.name).with_spec(stored.spec.clone());
+        if let Some(spec) = pod.spec.as_object_mut() {
+            spec.remove("nodeName");
+        }
+        pod.metadata.labels = stored.metadata.labels.clone();
+        for key in [RUN_FOR, GROUP_NAME, TASK_SPEC, QUEUE_NAME, REMADE] {
+            let text = stored.annotation(key).map(|text| (key.to_owned(), text.to_owned()));
+            pod.metadata.annotations.extend(text);
+        }
+        let delay = self.random.between(10, 3_000);
+        self.users_left += 1;
+        self.after(delay, Happening::User(Step::Remake(Box::new(pod))));
+    }
+
+    fn remake(&mut self, pod: Object) {
+        if self.api.store.get(&pod.key()).is_ok() {
+            // The old one is still on its way out.
+            self.users_left += 1;
+            self.after(REMAKE_MS, Happening::User(Step::Remake(Box::new(pod))));
+            return;
+        }
+        let group = pod.annotation(GROUP_NAME).map(|group| key_of(Kind::PodGroup, group));
+        let is_endless = pod.annotation(RUN_FOR).is_none();
+        if group.is_some_and(|group| self.api.store.get(&group).is_err())
+            || (is_endless && self.now >= self.last_at)
+        {
+            return;
+        }
+        self.log.count("an evicted pod is made again");
+        self.work_ms += 25_000;
+        let _ = self.create(pod);
+    }
+
     /// Creates an object, and gives its UID.
     fn create(&mut self, object: Object) -> Option<String> {
-        let key = object.key();
+        let (key, status) = (object.key(), object.status.clone());
         let created = self.as_user(Mutation::Create(Box::new(object)))?;
+        if key.kind == Kind::PodDisruptionBudget {
+            let preconditions = Preconditions::default();
+            self.as_user(Mutation::UpdateStatus { key: key.clone(), preconditions, status });
+        }
         let uid = created.metadata.uid.clone();
         self.facts.created.insert(key, uid.clone());
         self.api_changed();

@@ -10,17 +10,21 @@ use serde_json::{Value, json};
 
 use crate::checkers::liveness::NEVER;
 use crate::random::Random;
+use crate::teams::{Manners, Team, Teams};
 
 /// Namespace of everything.
 pub const NAMESPACE: &str = "team";
 /// Group annotation of pods.
-const GROUP_NAME: &str = "scheduling.k8s.io/group-name";
+pub(crate) const GROUP_NAME: &str = "scheduling.k8s.io/group-name";
 /// Task annotation of pods.
-const TASK_SPEC: &str = "volcano.sh/task-spec";
+pub(crate) const TASK_SPEC: &str = "volcano.sh/task-spec";
 /// How long a pod runs.
-const RUN_FOR: &str = "phalanx.dev/run-for";
+pub(crate) const RUN_FOR: &str = "phalanx.dev/run-for";
 /// Queue annotation of pods without a group.
-const QUEUE_NAME: &str = "scheduling.volcano.sh/queue-name";
+pub(crate) const QUEUE_NAME: &str = "scheduling.volcano.sh/queue-name";
+/// Classes of gangs.
+const CLASSES: [Option<&str>; 8] =
+    [None, None, None, None, Some("urgent"), Some("urgent"), Some("polite"), Some("modest")];
 
 /// Something a user does.
 #[derive(Clone, Debug)]
@@ -43,6 +47,8 @@ pub enum Step {
     Change(Kind, String, Change),
     /// Makes an object what it was at first, whether it is there or not.
     Restore(Box<Object>),
+    /// Whoever looks after an evicted pod makes it again once it is gone.
+    Remake(Box<Object>),
 }
 
 /// A change of an object.
@@ -90,7 +96,7 @@ pub struct Workload {
     /// Sum of the times that pods run, in milliseconds.
     pub work_ms: u64,
     has_plain_node: bool,
-    queues: Vec<(String, u64)>,
+    teams: Vec<Team>,
 }
 
 /// One gang to be made.
@@ -109,6 +115,7 @@ struct Plan {
     /// Of a job: pods of its second task, and fewest of each task that may run, where it says so.
     second: u64,
     minima: Option<(u64, u64)>,
+    manners: Manners,
 }
 
 impl Workload {
@@ -123,10 +130,10 @@ impl Workload {
             leftovers: Vec::new(),
             work_ms: 0,
             has_plain_node: random.per_mille(400),
-            queues: Vec::new(),
+            teams: Vec::new(),
         };
         workload.draw_first(random);
-        let gangs = random.between(3, 9);
+        let gangs = random.between(4, 12);
         for number in 0..gangs {
             workload.draw_gang(random, number, within_ms);
         }
@@ -152,19 +159,9 @@ impl Workload {
 
     fn draw_first(&mut self, random: &mut Random) {
         let total: u64 = self.machines.iter().map(|machine| machine.inventory.gpus.len() as u64).sum();
-        for name in ["red", "blue"] {
-            let limited = random.per_mille(600);
-            let gpus = if limited { random.between(2, total) } else { total };
-            let mut spec = json!({ "priority": random.between(0, 1) });
-            if limited {
-                spec["capability"] = json!({ "nvidia.com/gpu": gpus });
-            }
-            self.queues.push((name.to_owned(), gpus));
-            self.first.push(Object::new(Kind::Queue, "", name).with_spec(spec));
-        }
-        self.queues.push(("default".to_owned(), total));
-        let class = json!({ "value": 1000, "globalDefault": false });
-        self.first.push(Object::new(Kind::PriorityClass, "", "urgent").with_spec(class));
+        let teams = Teams::drawn(random, total);
+        self.first.extend(teams.objects);
+        self.teams = teams.teams;
         if self.has_plain_node {
             let spec = json!({ "allocatable": { "cpu": "8", "memory": "32Gi" } });
             self.first.push(Object::new(Kind::Node, "", "plain").with_spec(spec));
@@ -189,24 +186,28 @@ impl Workload {
     fn draw_gang(&mut self, random: &mut Random, number: u64, within_ms: u64) {
         let gpus = random.pick(&[0, 1, 1, 2, 2, 4, 4, 8]).copied().unwrap_or(1);
         let wanted = random.between(1, 5);
-        let index = random.index(self.queues.len());
-        let (queue, ceiling) = self.queues[index].clone();
-        let at = random.between(0, within_ms * 3 / 4);
+        let index = random.index(self.teams.len());
+        let Team { name: queue, most: ceiling, is_strict, .. } = self.teams[index].clone();
+        // More of them come while others run.
+        let latest = if random.per_mille(500) { within_ms / 3 } else { within_ms * 3 / 4 };
+        let at = random.between(0, latest);
+        let run_for_ms = (!random.per_mille(150)).then(|| random.between(1, 25) * 1000);
         let mut plan = Plan {
             pods: wanted,
             minimum: 0,
             gpus,
             name: format!("gang-{number}"),
             queue,
-            priority: random.per_mille(250).then_some("urgent"),
+            priority: random.pick(&CLASSES).copied().flatten(),
             selector: Value::Null,
-            run_for_ms: (!random.per_mille(150)).then(|| random.between(1, 25) * 1000),
+            run_for_ms,
+            manners: Manners::drawn(random, run_for_ms),
             at,
             most: 5,
             second: 0,
             minima: None,
         };
-        if random.per_mille(120) {
+        if random.per_mille(120) && !is_strict {
             Self::make_impossible(random, &mut plan);
         } else {
             plan.pods = plan.pods.min(self.room(gpus)).min(ceiling.checked_div(gpus).unwrap_or(u64::MAX));
@@ -256,8 +257,9 @@ impl Workload {
 
     fn job(&mut self, random: &mut Random, plan: &Plan) {
         let task = |name: &str, replicas: u64, minimum: Option<u64>| {
-            let mut task =
-                json!({ "name": name, "replicas": replicas, "template": { "spec": pod_spec(plan) } });
+            let mut template = json!({ "spec": pod_spec(plan) });
+            plan.manners.of_template(&mut template);
+            let mut task = json!({ "name": name, "replicas": replicas, "template": template });
             if let Some(minimum) = minimum {
                 task["minAvailable"] = json!(minimum);
             }
@@ -279,6 +281,7 @@ impl Workload {
         }
         let mut object = Object::new(Kind::Job, NAMESPACE, &plan.name).with_spec(spec);
         annotate(&mut object, plan);
+        plan.manners.of_gang(&mut object);
         self.steps.push((Time(plan.at), Step::Create(Box::new(object))));
         if random.per_mille(180) {
             // Of the first task; what the tasks need at least is left as it was.
@@ -301,7 +304,8 @@ impl Workload {
         if let Some(class) = plan.priority {
             spec["priorityClassName"] = json!(class);
         }
-        let object = Object::new(Kind::PodGroup, NAMESPACE, &plan.name).with_spec(spec);
+        let mut object = Object::new(Kind::PodGroup, NAMESPACE, &plan.name).with_spec(spec);
+        plan.manners.of_gang(&mut object);
         self.steps.push((Time(plan.at), Step::Create(Box::new(object))));
         let mut names = Vec::new();
         let trickle = random.per_mille(200);
@@ -317,6 +321,7 @@ impl Workload {
             let mut pod = Object::new(Kind::Pod, NAMESPACE, &name).with_spec(pod_spec(plan));
             annotate(&mut pod, plan);
             pod.metadata.annotations.insert(GROUP_NAME.to_owned(), plan.name.clone());
+            plan.manners.of_pod(&mut pod);
             if tasks.is_some() {
                 let task = if index < plan.second { "helper" } else { "worker" };
                 pod.metadata.annotations.insert(TASK_SPEC.to_owned(), task.to_owned());
@@ -351,6 +356,8 @@ impl Workload {
     fn bare(&mut self, random: &mut Random, plan: &Plan) {
         let mut pod = Object::new(Kind::Pod, NAMESPACE, &plan.name).with_spec(pod_spec(plan));
         annotate(&mut pod, plan);
+        plan.manners.of_gang(&mut pod);
+        plan.manners.of_pod(&mut pod);
         pod.metadata.annotations.insert(QUEUE_NAME.to_owned(), plan.queue.clone());
         self.steps.push((Time(plan.at), Step::Create(Box::new(pod))));
         self.finish(random, plan, Kind::Pod, std::slice::from_ref(&plan.name));
@@ -396,13 +403,14 @@ fn pod_spec(plan: &Plan) -> Value {
     if plan.selector.is_object() {
         spec["nodeSelector"] = plan.selector.clone();
     }
+    plan.manners.of_spec(&mut spec);
     spec
 }
 
 fn machines(random: &mut Random) -> Vec<Machine> {
     let two_models = random.per_mille(300);
     let few_cpus = random.per_mille(250);
-    let count = random.between(2, 5);
+    let count = random.between(2, 4);
     (0..count)
         .map(|number| {
             let gpus = if random.per_mille(500) { 8 } else { 4 };

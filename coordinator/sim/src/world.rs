@@ -26,7 +26,9 @@ use crate::recording::Recordings;
 use crate::workload::{Step, Workload};
 
 /// After the faults stop: pods that would run for ever are deleted at this distance.
-const LAST_DELETIONS_MS: u64 = 5_000;
+const LAST_DELETIONS_MS: Millis = Millis(5_000);
+/// The same where it is looked at whether all settles before.
+const SETTLES_MS: Millis = Millis(900_000);
 /// Slack for deadlines, retries and quarantines beyond the work itself.
 const SLACK_MS: u64 = 400_000;
 /// At the end nothing may happen for so long.
@@ -151,12 +153,14 @@ pub(crate) struct World {
     serial: u64,
     checkers: Checkers,
     last: Vec<Step>,
+    /// When those are done.
+    pub(crate) last_at: Time,
     leftovers: Vec<Step>,
     /// Steps of users that are still due.
     pub(crate) users_left: usize,
     /// When users last took something back.
     pub(crate) tidied_at: Time,
-    work_ms: u64,
+    pub(crate) work_ms: u64,
     pub(crate) faults_stop: Time,
     /// Nodes that cannot be reached, or cannot reach anybody.
     pub(crate) cuts: BTreeMap<NodeName, Cut>,
@@ -186,6 +190,19 @@ pub fn run(options: Options) -> Report {
     }
 }
 
+/// The policy's numbers of a run: short times, so that all of them pass.
+fn settings(random: &mut Random) -> Settings {
+    let binding_deadline_ms = Millis::from_seconds(random.pick(&[12, 30, 120]).copied().unwrap_or(120));
+    Settings {
+        binding_deadline_ms,
+        preempt: random.per_mille(850),
+        reclaim: random.per_mille(850),
+        hold_after_ms: Millis::from_seconds(random.pick(&[2, 5, 10, 20, 300]).copied().unwrap_or(5)),
+        victim_timeout_ms: Millis::from_seconds(random.between(3, 15)),
+        ..Settings::default()
+    }
+}
+
 impl World {
     fn new(options: Options) -> Self {
         let mut random = Random::new(options.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed);
@@ -195,8 +212,13 @@ impl World {
         let workload = Workload::drawn(&mut random, faults_stop.0);
         let chosen = options.rates.is_none() && random.per_mille(120);
         let crash_at_action = if chosen { Some(random.between(1, 400)) } else { options.crash_at_action };
-        let binding_deadline_ms = Millis::from_seconds(random.pick(&[12, 30, 120]).copied().unwrap_or(120));
-        let settings = Settings { binding_deadline_ms, ..Settings::default() };
+        let settings = settings(&mut random);
+        let binding_deadline_ms = settings.binding_deadline_ms;
+        // In some runs what runs for ever goes on for a while, and everything settles around it.
+        let last_after = if random.per_mille(200) { SETTLES_MS } else { LAST_DELETIONS_MS };
+        // Two clocks, each of them set wrong, and fast or slow for all of a run.
+        let clock_slack_ms = 2 * (rates.clock_skew_ms + u64::from(rates.clock_drift) * 400);
+        let degraded_grace_ms = settings.degraded_grace_ms.unwrap_or(Millis(u64::MAX));
         let mut world = Self {
             now: Time(0),
             rates,
@@ -205,7 +227,7 @@ impl World {
             random,
             log: Log::new(options.trace),
             recordings: Recordings::new(options.record),
-            facts: Facts { binding_deadline_ms, ..Facts::default() },
+            facts: Facts { binding_deadline_ms, degraded_grace_ms, clock_slack_ms, ..Facts::default() },
             processes: BTreeMap::new(),
             actions_done: 0,
             crash_at_action,
@@ -222,6 +244,7 @@ impl World {
             checkers: Checkers::default(),
             users_left: workload.steps.len() + workload.last.len() + workload.leftovers.len(),
             last: workload.last,
+            last_at: faults_stop + last_after,
             leftovers: workload.leftovers,
             tidied_at: Time(0),
             work_ms: workload.work_ms,
@@ -273,7 +296,6 @@ impl World {
 
     fn run(&mut self) -> u64 {
         let mut steps = 0;
-        let deadline = Time(self.faults_stop.0 + self.work_ms + SLACK_MS);
         let mut quiet_from: Option<(Time, u64)> = None;
         while self.failure.is_none() {
             let Some(((at, _), happening)) = self.due.pop_first() else { break };
@@ -291,6 +313,7 @@ impl World {
             if self.faults || self.failure.is_some() {
                 continue;
             }
+            let deadline = Time(self.last_at.0 + self.work_ms + SLACK_MS);
             let is_over = self.now >= deadline || (self.users_left == 0 && is_done(&self.facts));
             if self.tidied_at == self.now {
                 quiet_from = None;
@@ -362,7 +385,7 @@ impl World {
             self.break_link(link);
         }
         self.end_faults();
-        let first = LAST_DELETIONS_MS;
+        let first = (self.last_at - self.now).0;
         for (at, step) in std::mem::take(&mut self.last).into_iter().enumerate() {
             self.after(first + at as u64, Happening::User(step));
         }
@@ -371,7 +394,7 @@ impl World {
         for (at, step) in std::mem::take(&mut self.leftovers).into_iter().enumerate() {
             self.after(healed + at as u64, Happening::User(step));
         }
-        self.after(first * 2, Happening::Tidy);
+        self.after(LAST_DELETIONS_MS.0 * 2, Happening::Tidy);
     }
 
     /// What becomes of a call of a coordinator.
@@ -411,6 +434,8 @@ impl World {
         }
         self.facts.started.clear();
         self.facts.evicted.clear();
+        self.facts.rooms.gone.clear();
+        self.facts.rooms.whole.clear();
     }
 
     fn check_end(&mut self, late_writes: u64) {

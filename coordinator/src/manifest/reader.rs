@@ -65,6 +65,9 @@ const MAX_DIAGNOSTICS: usize = 1000;
 /// What is said of a field that is accepted and has no effect.
 const NOT_HONOURED: &str = "accepted, not honoured yet";
 
+/// What is said of a field that nobody knows.
+const UNKNOWN_FIELD: &str = "unknown field";
+
 /// Unknown fields of one mapping that are named one by one.
 const MAX_UNKNOWN_FIELDS: usize = 20;
 
@@ -115,6 +118,17 @@ impl Sink {
     pub fn not_honoured(&self) -> impl Iterator<Item = &str> {
         let warnings = self.warnings.iter().filter(|warning| warning.message == NOT_HONOURED);
         warnings.map(|warning| warning.field.as_str())
+    }
+
+    /// Warnings of values that may not be what was meant, as far as they are kept.
+    pub fn doubts(&self) -> impl Iterator<Item = (&str, &str)> {
+        let is_doubt = |warning: &&Diagnostic| {
+            warning.message != NOT_HONOURED && !warning.message.contains(UNKNOWN_FIELD)
+        };
+        self.warnings
+            .iter()
+            .filter(is_doubt)
+            .map(|warning| (warning.field.as_str(), warning.message.as_str()))
     }
 
     /// True where no more warnings are kept.
@@ -413,7 +427,7 @@ impl<'n> Fields<'n> {
             let known =
                 self.known.iter().copied().take(if sink.is_full_of_warnings() { 0 } else { usize::MAX });
             let hint = did_you_mean(&entry.key, known);
-            self.cursor.entry_cursor(entry).warn(sink, format!("unknown field, ignored{hint}"));
+            self.cursor.entry_cursor(entry).warn(sink, format!("{UNKNOWN_FIELD}, ignored{hint}"));
         }
         if let Some(more) = unknown.len().checked_sub(MAX_UNKNOWN_FIELDS).filter(|more| *more > 0) {
             self.cursor.warn(sink, format!("{more} more unknown fields, ignored"));

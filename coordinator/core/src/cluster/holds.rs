@@ -153,6 +153,37 @@ impl Cluster {
         self.refresh(index);
     }
 
+    /// Gangs for which GPUs at these positions are held.
+    #[cfg(feature = "counted-moves")]
+    pub(crate) fn holders_of(&self, index: NodeIndex, mask: u64) -> impl Iterator<Item = GangKey> {
+        let node = self.node(index);
+        let holds = node.holds.iter().filter(move |(_, hold)| node.mask_of(hold.gpus.iter()) & mask != 0);
+        holds.map(|(key, _)| *key)
+    }
+
+    /// What counts as held of each node is what its holds say, and each is of somebody who has one.
+    pub(crate) fn check_holds(&self, has_one: impl Fn(GangKey) -> bool) -> Result<(), String> {
+        for (index, node) in self.nodes() {
+            let mut held = InUse::default();
+            for (key, hold) in &node.holds {
+                if !has_one(*key) {
+                    return Err(format!(
+                        "node {}: something is held for {key:?}, who has no hold",
+                        node.name
+                    ));
+                }
+                if !self.held_nodes.get(key).is_some_and(|nodes| nodes.contains(&index)) {
+                    return Err(format!("node {}: what is held for {key:?} is not found again", node.name));
+                }
+                held.include(&hold.whole.without(&hold.covered));
+            }
+            if !held.is_same(&node.held) {
+                return Err(format!("node {}: held {:?}, its holds say {held:?}", node.name, node.held));
+            }
+        }
+        Ok(())
+    }
+
     /// As if nothing were held.
     pub(super) fn without_holds(&mut self) {
         self.held_nodes.clear();

@@ -42,9 +42,9 @@ pub struct Held {
     pub node: NodeName,
     /// NVML indexes of the GPUs.
     pub gpus: Vec<u32>,
-    /// The pod.
+    /// The pod; or a gang that lacks pods and gives back what it has, and when.
     pub by: Arc<str>,
-    /// Its state, as `bound, device not yet taken`.
+    /// Its state, as `bound, device not yet taken`; empty for a gang.
     pub state: Arc<str>,
 }
 
@@ -53,6 +53,9 @@ impl fmt::Display for Held {
         let gpus = name_gpus(&self.gpus);
         if &*self.state == TERMINATING {
             return write!(formatter, "{}: {gpus} held by terminating pod {}", self.node, self.by);
+        }
+        if self.state.is_empty() {
+            return write!(formatter, "{}: {gpus} held by {}", self.node, self.by);
         }
         write!(formatter, "{}: {gpus} held by {} ({})", self.node, self.by, self.state)
     }

@@ -177,19 +177,19 @@ impl QueueHeld {
                     "add {namespace} to namespaces of QueuePolicy {queue}, or name another one in spec.queue"
                 )
             }
-            Self::Guaranteed { resource, asked, owners, never: true, .. } => {
-                let asked = format_amount(resource, *asked);
-                format!(
-                    "lower guarantee {resource} of Queue {}, so that {asked} can be left for others",
-                    list(owners.iter())
-                )
-            }
-            Self::Guaranteed { resource, capacity, used, kept, asked, .. } => {
+            Self::Guaranteed { resource, capacity, used, kept, owners, asked, never, .. } => {
+                let used = if *never { 0 } else { *used };
                 let over = used.saturating_add(*kept).saturating_add(*asked).saturating_sub(*capacity);
-                format!(
-                    "wait for {} to be given back, or lower the guarantee of others by that much",
-                    amount_of(over, resource)
-                )
+                let queues = match owners.len() {
+                    1 => format!("of Queue {}", list(owners.iter())),
+                    _ => format!("of Queues {} together", list(owners.iter())),
+                };
+                let lower =
+                    format!("lower guarantee {resource} {queues} by {}", format_amount(resource, over));
+                if *never {
+                    return lower;
+                }
+                format!("wait for {} to be given back, or {lower}", amount_of(over, resource))
             }
             Self::Behind { queue, first, .. } => {
                 format!("wait for {first} to start, or set dequeueStrategy of Queue {queue} to traverse")

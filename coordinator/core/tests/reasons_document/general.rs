@@ -1,44 +1,24 @@
 //! Examples of reasons that come before a place is looked for, and of those after.
 
-use phalanx_common::resources::NVIDIA_GPU;
 use phalanx_core::reason::Reason;
 
 use super::{Example, also, example, nodes};
 
-pub fn before_placement() -> Vec<Example> {
+pub fn names() -> Vec<Example> {
     vec![
         example(
             "The queue that `spec.queue` names does not exist.",
             Reason::NoSuchQueue { queue: "gpu-tema".into() },
         ),
         example(
-            "The queue takes no new gangs. Gangs that were admitted before go on.",
-            Reason::QueueClosed { queue: "vision".into() },
-        ),
-        example(
             "`priorityClassName` names a class that does not exist.",
             Reason::NoSuchPriorityClass { class: "urgent".into() },
         ),
-        example(
-            "The gang's minimum asks for more of a resource than the queue's ceiling: it can never run there.",
-            Reason::AboveCapability {
-                queue: "vision".into(),
-                resource: NVIDIA_GPU.into(),
-                limit: 16,
-                asked: 32,
-                lower_to: Some(2),
-            },
-        ),
-        example(
-            "It would fit under the ceiling, and gangs ahead of it, or that run, have used it up.",
-            Reason::QuotaUsed {
-                queue: "vision".into(),
-                resource: NVIDIA_GPU.into(),
-                limit: 128,
-                used: 120,
-                asked: 16,
-            },
-        ),
+    ]
+}
+
+pub fn pods() -> Vec<Example> {
+    vec![
         example(
             "Fewer pods exist than must start together. A gang that has been admitted for `--pods-timeout` without them \
              gives its quota to gangs of its queue that have theirs, and is queued again.",

@@ -1,9 +1,14 @@
 //! Examples of reasons that lie in the nodes: what they are, and what is free there.
 
 use phalanx_common::constraints::{Taint, TaintEffect};
+use phalanx_common::ids::GangName;
 use phalanx_common::resources::NVIDIA_GPU;
-use phalanx_core::reason::{Closed, Held, NoRoom, OtherHolder, Reason, Unmet, Unsuited};
+use phalanx_core::reason::{
+    Closed, Held, HeldFor, HoldCause, NoEviction, NoEvictionCause, NoRoom, OtherHolder, Reason, Spared,
+    Unmet, Unsuited,
+};
 
+use super::evictions::NOON;
 use super::{Example, also, example};
 
 /// Room on two nodes of 8 GPUs.
@@ -23,7 +28,11 @@ pub fn room(minimum: u32, fit: u32, pods: u32, asked: u64) -> NoRoom {
         closed: Vec::new(),
         held: Vec::new(),
         others: Vec::new(),
+        holds: Vec::new(),
+        eviction: None,
         left_out: None,
+        holds: Vec::new(),
+        eviction: None,
     }
 }
 
@@ -38,7 +47,54 @@ fn unsuited(help: Vec<Unmet>) -> Box<Unsuited> {
 }
 
 pub fn examples() -> Vec<Example> {
-    [of_the_nodes(), of_what_is_free()].into_iter().flatten().collect()
+    let mut examples = of_the_nodes();
+    examples.extend(of_what_is_free());
+    // Between the first of NoRoom and those of other codes.
+    let at = examples.iter().rposition(|example| example.reason.code() == "NoRoom").unwrap();
+    examples.splice(at + 1..at + 1, of_what_is_held().into_iter().chain(without_evictions()));
+    examples
+}
+
+fn of_what_is_held() -> Vec<Example> {
+    let held =
+        |node: &str, why| HeldFor { node: node.into(), gpus: 4, gang: GangName::new("team-a", "large"), why };
+    let waited = HoldCause::Waited { seconds: 300, start: Some(NOON) };
+    let holds = vec![held("n1", waited), held("n2", HoldCause::MakingRoom)];
+    vec![also(Reason::NoRoom(Box::new(NoRoom { holds, ..room(1, 0, 1, 4) })))]
+}
+
+/// Somebody could be evicted, and is not.
+fn without_evictions() -> Vec<Example> {
+    let spared =
+        |spared| NoEviction { cause: NoEvictionCause::Protected, spared: vec![spared], lower_to: None };
+    let because = |cause| NoEviction { cause, spared: Vec::new(), lower_to: None };
+    let fit = NoEvictionCause::Fit { fit: 1, minimum: 2, best: 8, asked: 8, kept_from: Vec::new() };
+    let over_share = NoEvictionCause::OverShare {
+        queue: "vision".into(),
+        resource: NVIDIA_GPU.into(),
+        used: 24,
+        deserved: 16,
+    };
+    let budget = Spared::Budget {
+        node: "n1".into(),
+        pod: "serve-0".into(),
+        budget: GangName::new("team-a", "serve"),
+        allowed: 0,
+    };
+    let until = Spared::Until {
+        gang: GangName::new("team-a", "small"),
+        until: NOON,
+        what: "minimum run time".into(),
+    };
+    let all = [
+        because(NoEvictionCause::NonPreempting),
+        because(over_share),
+        because(fit),
+        spared(budget),
+        spared(until),
+    ];
+    let reason = |eviction| NoRoom { eviction: Some(Box::new(eviction)), ..room(2, 0, 2, 8) };
+    all.into_iter().map(|eviction| also(Reason::NoRoom(Box::new(reason(eviction))))).collect()
 }
 
 fn of_the_nodes() -> Vec<Example> {

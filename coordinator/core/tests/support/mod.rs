@@ -15,7 +15,7 @@ use std::sync::Arc;
 use phalanx_common::gang::{Blocker, GangSpec, PodBinding, PodPhase, PodSpec, ShownGang};
 use phalanx_common::ids::{ActionId, GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
-use phalanx_common::queue::{PriorityClassSpec, QueueSpec, ShownQueue};
+use phalanx_common::queue::{PriorityClassSpec, QueuePolicySpec, QueueSpec, ShownQueue};
 use phalanx_common::resources::{ResourceName, Resources, parse_quantity};
 use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
 use phalanx_common::units::{Millis, Time};
@@ -58,6 +58,7 @@ pub struct World {
     queue: VecDeque<Action>,
     agents: BTreeMap<NodeName, Agent>,
     queues: BTreeMap<QueueName, QueueSpec>,
+    policies: BTreeMap<QueueName, QueuePolicySpec>,
     classes: BTreeMap<Arc<str>, PriorityClassSpec>,
     nodes: BTreeMap<NodeName, NodeSpec>,
     gangs: BTreeMap<GangName, GangSpec>,
@@ -114,6 +115,7 @@ impl World {
             queue: VecDeque::new(),
             agents: BTreeMap::new(),
             queues: BTreeMap::new(),
+            policies: BTreeMap::new(),
             classes: BTreeMap::new(),
             nodes: BTreeMap::new(),
             gangs: BTreeMap::new(),
@@ -166,6 +168,8 @@ impl World {
 
     fn stored(&self) -> Vec<Event> {
         let mut events: Vec<Event> = self.queues.values().cloned().map(Event::QueueApplied).collect();
+        let policies = self.policies.values().cloned();
+        events.extend(policies.map(|policy| Event::QueuePolicyApplied(Box::new(policy))));
         events.extend(self.classes.values().cloned().map(Event::PriorityClassApplied));
         events.extend(self.nodes.values().cloned().map(Event::NodeApplied));
         let mut gangs: Vec<GangSpec> = self.gangs.values().cloned().collect();
@@ -506,11 +510,17 @@ impl World {
                 let gpus = &agent.inventory.as_ref().unwrap().gpus;
                 let unknown =
                     request.gpus().into_iter().find(|gpu| gpus.iter().all(|known| known.id != *gpu));
-                if agent.refuse > 0 || is_full || unknown.is_some() {
+                // A lease that its coordinator took for gone, since it was on its way when the agent refused another.
+                let others = agent.leases.values().filter(|report| report.lease != lease);
+                let held = others
+                    .flat_map(|report| report.request.gpus().into_iter().map(|gpu| (gpu, report.lease)))
+                    .find(|(gpu, _)| request.gpus().contains(gpu));
+                if agent.refuse > 0 || is_full || unknown.is_some() || held.is_some() {
                     agent.refuse = agent.refuse.saturating_sub(1);
                     let full = || RefusalCause::Short(LEASE_BYTES.into(), 100, 240);
                     let other = agent.cause.clone().unwrap_or(RefusalCause::Short("cpu".into(), 0, 1));
                     let cause = if is_full { full() } else { other };
+                    let cause = held.map_or(cause, |(gpu, lease)| RefusalCause::Held(gpu, lease));
                     let cause = unknown.map_or(cause, RefusalCause::UnknownGpu);
                     let inventory = Box::new(agent.inventory.clone().unwrap());
                     FromAgent::Refused {
@@ -578,6 +588,7 @@ impl World {
             && let Some(stored) = self.pods.get_mut(&pod)
         {
             stored.phase = PodPhase::Running;
+            stored.policy.started.get_or_insert(self.now);
             self.touch(&pod);
             self.apply_stored(&pod);
         }
@@ -693,7 +704,11 @@ impl World {
                 self.classes.insert(class.name.clone(), class.clone());
                 self.apply(Event::PriorityClassApplied(class));
             }
-            "queue-policy" => self.apply(Event::QueuePolicyApplied(Box::new(policy::queue_policy(&words)))),
+            "queue-policy" => {
+                let policy = policy::queue_policy(&words);
+                self.policies.insert(policy.name.clone(), policy.clone());
+                self.apply(Event::QueuePolicyApplied(Box::new(policy)));
+            }
             "delete-queue" => {
                 let queue = QueueName::from(words.plain[1]);
                 self.queues.remove(&queue);
@@ -735,6 +750,13 @@ impl World {
                 // A PodGroup alone: its pods are there already, or come later.
                 let words = Words { plain: vec!["gang", words.plain[1]], options: words.options };
                 self.make_gang(&words);
+            }
+            "raise-min" => {
+                // A user changes minMember.
+                let mut spec = self.gangs[&name(words.plain[1])].clone();
+                spec.min_member = words.plain[2].parse().unwrap();
+                self.gangs.insert(spec.name.clone(), spec.clone());
+                self.apply(Event::GangApplied(spec));
             }
             "regroup" => {
                 // A user has the pod name a PodGroup of his.

@@ -2,14 +2,18 @@
 //! `queue q gpu=8 deserved.gpu=4 guarantee.gpu=2 weight=3 parent=p prio=1 open=no reclaimable=no dequeue=fifo`,
 //! `queue-policy q namespaces=a,b min-run=60 hold-after=60 startup=60 default-run=600 max-run=600` (seconds),
 //! `quick` (invariants are not checked), `many G 100 1G q=q` (gangs G-0 …), `set-minimum G min=8`, `set-queue G q`, `fail POD`, `pod-deleted UID`, `queues`, `alone` (pods whose PodGroup is not there),
-//! `gang G … preemptable=no cooldown=60 checkpoint=30 estimate=600 degraded-grace=300 group=NAME/2 fewer-after=2/60`.
+//! `gang G … preemptable=no cooldown=60 checkpoint=30 estimate=600 degraded-grace=300 group=NAME/2 fewer-after=2/60`,
+//! `… sub=workers/2/1/role:w/rack`: parts of 2 of the pods with the label role=w, by their label rack, 1 of them needed;
+//! several with `;` between. Pods have `labels=role:w,rack:a`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use phalanx_common::constraints::{LabelOperator, LabelRequirement};
-use phalanx_common::gang::{FewerAfter, GangGroup, GangPolicy, Grace, PodPhase, PodPolicy, PodSpec};
+use phalanx_common::gang::{
+    FewerAfter, GangGroup, GangPolicy, Grace, PodPhase, PodPolicy, PodSpec, SubGroupPolicy,
+};
 use phalanx_common::ids::PodUid;
 use phalanx_common::queue::{Dequeue, QueuePolicySpec, QueueSpec};
 use phalanx_common::units::{Millis, Time};
@@ -80,7 +84,22 @@ pub fn of_gang(words: &Words<'_>) -> GangPolicy {
                 after_ms: Millis::from_seconds(after.parse().unwrap()),
             }
         }),
-        sub_groups: Vec::new(),
+        sub_groups: text("sub").into_iter().flat_map(|text| text.split(';')).map(sub_group).collect(),
+    }
+}
+
+fn sub_group(text: &str) -> SubGroupPolicy {
+    let words: Vec<&str> = text.split('/').collect();
+    let rule = |text: &str| {
+        let (key, value) = text.split_once(':').unwrap();
+        LabelRequirement { key: key.into(), operator: LabelOperator::In, values: vec![value.into()] }
+    };
+    SubGroupPolicy {
+        name: words[0].into(),
+        size: words[1].parse().unwrap(),
+        minimum: words[2].parse().unwrap(),
+        selector: words.get(3).filter(|text| !text.is_empty()).map(|text| rule(text)).into_iter().collect(),
+        match_labels: words.get(4).map(|label| Arc::from(*label)).into_iter().collect(),
     }
 }
 

@@ -1,5 +1,6 @@
-//! The coordinator deletes a bound pod only where its gang was cut short and its binding deadline has passed, or where
-//! the pod's GPU is not there any more. A gang that runs is left alone, whatever it has lost.
+//! The coordinator deletes a bound pod only where its gang was cut short and its binding deadline has passed, where the
+//! pod's GPU is not there any more, or where a plan that was stored before says that it goes for another gang. A gang that
+//! runs is left alone otherwise, whatever it has lost. A plan that makes room leads to a placement, or it is said why not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,6 +28,10 @@ struct Memory {
     /// The first binding deadline of its plan since there was none, and when it was last there.
     plan: Option<(Time, Time)>,
     has_plan: bool,
+    /// Since when it has fewer pods than it needs, though something of it runs.
+    below_since: Option<Time>,
+    /// It goes as a whole for another one, as long as anything of it is bound.
+    is_going: bool,
 }
 
 /// The checker.
@@ -54,6 +59,10 @@ impl Eviction {
         for (name, memory) in &mut self.gangs {
             memory.has_plan = facts.plans.contains_key(name);
         }
+        for name in &facts.rooms.whole {
+            self.gangs.entry(name.clone()).or_default().is_going = true;
+        }
+        check_gone(facts)?;
         for evicted in &facts.evicted {
             let memory = self.gangs.entry(evicted.pod.gang.clone()).or_default();
             if let Some(why) = why_wrong(facts, evicted, memory) {
@@ -75,9 +84,39 @@ impl Eviction {
             }
         }
         for (name, memory) in &mut self.gangs {
+            let pods = facts.pods.values().filter(|pod| pod.gang == *name);
+            let counts = |pod: &&PodFact| pod.is_live() || pod.phase == PodPhase::Succeeded;
+            let tasks: Vec<&str> = pods.filter(counts).map(|pod| &*pod.task).collect();
+            let is_below = !memory.needs.keys().all(|need| need.is_met(tasks.iter().copied()));
+            memory.below_since =
+                (is_below && live.contains(name)).then(|| memory.below_since.unwrap_or(facts.now));
             memory.has_run &= live.contains(name);
+            memory.is_going &= live.contains(name);
         }
     }
+}
+
+/// A plan that makes room goes because its gang has its place, or is gone, or because its leader said that it gives it up.
+fn check_gone(facts: &Facts) -> Result<(), String> {
+    for (plan, since) in &facts.rooms.gone {
+        let group = facts.groups.get(&plan.gang);
+        let is_gone = group.is_none_or(|group| *group.uid != *plan.gang_uid);
+        let is_late = facts.rooms.late.contains(&(plan.gang.clone(), plan.term));
+        let is_told = facts.rooms.dropped.get(&plan.gang).is_some_and(|said| *said >= *since);
+        let is_placed = facts.plans.contains_key(&plan.gang)
+            || group.is_some_and(|group| {
+                let pods = facts.pods.values().filter(|pod| pod.gang == plan.gang);
+                let counts = |pod: &&PodFact| pod.is_live() || pod.phase == PodPhase::Succeeded;
+                group.need.is_met(pods.filter(counts).map(|pod| &*pod.task))
+            });
+        if !(is_gone || is_late || is_told || is_placed) {
+            return Err(format!(
+                "the plan that made room for gang {} is gone, it has no place, and nobody said why",
+                plan.gang
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// What is wrong with an eviction.
@@ -91,7 +130,7 @@ fn why_wrong(facts: &Facts, evicted: &Evicted, memory: &Memory) -> Option<String
     }
     let is_missing =
         |gpu| facts.missing_until.get(gpu).is_some_and(|until| *until + GONE_LAG_MS >= facts.now);
-    if pod.gpus.iter().any(is_missing) {
+    if pod.gpus.iter().any(is_missing) || memory.is_going || facts.rooms.victims.contains_key(uid) {
         return None;
     }
     let has_group = facts.groups.contains_key(&pod.gang);
@@ -102,10 +141,16 @@ fn why_wrong(facts: &Facts, evicted: &Evicted, memory: &Memory) -> Option<String
     let counted = bound_before(facts, uid, pod);
     let is_whole = !memory.needs.is_empty()
         && memory.needs.keys().all(|need| need.is_met(counted.iter().map(|pod| &*pod.task)));
-    if is_whole && memory.has_run {
+    // What was bound to a gang that runs and has not started is rolled back as any other binding is.
+    let has_started = facts.running.contains_key(uid) || pod.phase != PodPhase::Pending;
+    if is_whole && memory.has_run && has_started {
         return Some(format!("its gang {} is whole and runs", pod.gang));
     }
     let lag = Millis(SKEW_MS + facts.now.0 / DRIFT);
+    if memory.below_since.is_some_and(|since| facts.now + lag >= since + facts.degraded_grace_ms) {
+        // What is below its minimum for so long gives back what it has.
+        return None;
+    }
     match memory.plan {
         Some((deadline, _)) if facts.now + lag < deadline => {
             Some(format!("the binding deadline of gang {} is {} ms", pod.gang, deadline.0))

@@ -10,6 +10,9 @@ use crate::facts::Facts;
 /// Connections come back, messages are sent again, clocks are a little wrong: time for all of this.
 const SLACK_MS: Millis = Millis(30_000);
 
+/// A victim is told before, has its grace, and is given up after its time: then there is another plan.
+const ROOM_MS: Millis = Millis(200_000);
+
 /// The checker: what is half done, since when, and how long it may be so.
 #[derive(Debug, Default)]
 pub struct Heal {
@@ -49,6 +52,9 @@ fn half_done(facts: &Facts) -> BTreeMap<String, Millis> {
     let committed = healed_within(facts.binding_deadline_ms);
     for gang in facts.plans.keys() {
         all.insert(format!("the plan of gang {gang} stands"), committed);
+    }
+    for gang in facts.rooms.stored.keys() {
+        all.insert(format!("the plan that makes room for gang {gang} stands"), ROOM_MS);
     }
     for pod in facts.pods.values().filter(|pod| pod.deleting) {
         all.insert(format!("pod {} is being deleted", pod.name), SLACK_MS);

@@ -21,7 +21,7 @@ pub fn check(end: &End<'_>) -> Result<(), String> {
     if let Some((node, leases)) = facts.on_disk.iter().find(|(_, leases)| !leases.is_empty()) {
         return Err(format!("the disk of node {node} still has leases {leases:?}"));
     }
-    if let Some(gang) = facts.plans.keys().next() {
+    if let Some(gang) = facts.plans.keys().chain(facts.rooms.stored.keys()).next() {
         return Err(format!("the plan of gang {gang} still stands in the API"));
     }
     for node in &end.view.nodes {

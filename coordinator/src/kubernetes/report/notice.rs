@@ -1,4 +1,5 @@
-//! What is to be read at an object itself: fields of it that have no effect, and a job that cannot be read.
+//! What is to be read at an object itself: fields of it that have no effect, amounts that may be slips of the hand, and a
+//! job that cannot be read.
 
 use std::collections::BTreeMap;
 
@@ -21,6 +22,7 @@ const MOST_FIELDS: usize = 12;
 struct Told {
     uid: String,
     not_honoured: Option<String>,
+    doubtful: Option<String>,
     invalid: Option<String>,
 }
 
@@ -42,6 +44,7 @@ impl Notices {
         let now = Told {
             uid,
             not_honoured: not_honoured(object),
+            doubtful: doubtful(object),
             invalid: invalid.as_ref().map(|it| it.note.clone()),
         };
         let told = self.told.remove(&key).filter(|told| told.uid == now.uid);
@@ -50,10 +53,14 @@ impl Notices {
             let note = now.not_honoured.clone();
             happenings.extend(note.map(|note| event(object, NOT_HONOURED, note)));
         }
+        if told.as_ref().is_none_or(|told| told.doubtful != now.doubtful) {
+            let note = now.doubtful.clone();
+            happenings.extend(note.map(|note| event(object, DOUBTFUL, note)));
+        }
         if !before && told.is_none_or(|told| told.invalid != now.invalid) {
             happenings.extend(invalid);
         }
-        if now.not_honoured.is_some() || now.invalid.is_some() {
+        if now.not_honoured.is_some() || now.doubtful.is_some() || now.invalid.is_some() {
             self.told.insert(key, now);
         }
         happenings
@@ -67,6 +74,9 @@ impl Notices {
 
 /// Reason of the event for fields without effect.
 pub const NOT_HONOURED: &str = "NotHonoured";
+
+/// Reason of the event for values that may not be what was meant.
+pub const DOUBTFUL: &str = "DoubtfulValue";
 
 /// Values that API servers and admission fill in where nobody has asked for anything.
 fn is_default(field: &str, value: Option<&Value>) -> bool {
@@ -116,6 +126,19 @@ fn not_honoured(object: &Object) -> Option<String> {
     let named = fields.iter().take(MOST_FIELDS).copied().collect::<Vec<_>>().join(", ");
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     Some(format!("accepted, and without effect: {named}{more}"))
+}
+
+/// What of a queue's amounts may not be what was meant: a name that no node offers, a zero that is no limit.
+fn doubtful(object: &Object) -> Option<String> {
+    if object.kind != Kind::Queue || object.spec.is_null() {
+        return None;
+    }
+    let tree = Node::from_json(&object.spec);
+    let mut sink = Sink::new("");
+    drop(read_queue(Some(&Cursor::root(&tree, "spec")), &mut sink));
+    let doubts: Vec<String> =
+        sink.doubts().take(MOST_FIELDS).map(|(field, message)| format!("{field}: {message}")).collect();
+    (!doubts.is_empty()).then(|| doubts.join("; "))
 }
 
 /// The event for a job that cannot be read.

@@ -29,7 +29,7 @@ const MOST_CAUSES: usize = 16;
 
 /// Codes of reasons that more nodes do not help: a node autoscaler must not take them for a wish. What a gang that is
 /// not admitted waits for is never such a wish.
-const NOT_FOR_NODES: [&str; 18] = [
+const NOT_FOR_NODES: [&str; 23] = [
     "NoSuchQueue",
     "QueueClosed",
     "NoSuchPriorityClass",
@@ -47,6 +47,11 @@ const NOT_FOR_NODES: [&str; 18] = [
     "ClaimUnreadable",
     "ClaimInUse",
     "MorePodsWait",
+    "GroupIncomplete",
+    "GroupHeld",
+    "GroupOfQueues",
+    "TooFewParts",
+    "Degraded",
     "InProgress",
 ];
 

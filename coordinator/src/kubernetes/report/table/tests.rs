@@ -259,6 +259,17 @@ fn a_job_is_told_what_its_group_waits_for_and_what_is_wrong_with_it() {
     let [Report::Event(event)] = &reports[..] else { panic!("{reports:?}") };
     assert_eq!(event.note, "accepted, and without effect: spec.type");
     assert_eq!(event.event(Time(0), 1, "i")["metadata"]["namespace"], "default");
+    queue.spec = json!({ "capability": { "gpu": 8, "cpu": 0, "mars-tech.com/gpu": 4 } });
+    table.applied(&queue, Time(9_000));
+    table.applied(&queue, Time(9_000));
+    let doubts = "Queue q DoubtfulValue spec.capability.gpu: no node offers gpu; did you mean nvidia.com/gpu?; \
+                  spec.capability.cpu: 0 means no limit, as in Volcano; leave cpu out to say so";
+    let said = told(&mut table, 9_000);
+    assert!(
+        said.len() == 1
+            && said[0].split("; ").all(|part| doubts.contains(part.trim_start_matches("Queue q "))),
+        "{said:?}"
+    );
     for key in [queue.key(), job.key()] {
         table.deleted(&key);
     }
