@@ -95,9 +95,7 @@ impl Core {
         let start = latest.map(|end| end.and_then(|end| u64::try_from(end).ok()).map_or(now, Time));
         let leaving: BTreeSet<LeaseId> =
             room.units.iter().flat_map(|at| &units[*at].pods).map(|(_, lease)| *lease).collect();
-        if !planted::is(Bug::IgnoreHolds) {
-            self.hold_places(key, &room.placed, &leaving);
-        }
+        self.hold_places(key, &room.placed, &leaving);
         self.note_reached(if start.is_some() { "hold: made, with a start" } else { "hold: made, without" });
         self.holds.insert(key, Hold { start, since: now, after });
         if let Some(start) = start {
@@ -233,7 +231,7 @@ impl Core {
             let ends_before = length
                 .zip(hold.start)
                 .is_some_and(|(length, start)| now + length <= start || planted::is(Bug::LateBackfill));
-            ends_before || self.outranks(priority, gang, **other)
+            ends_before || self.outranks(priority, gang, **other) || planted::is(Bug::IgnoreHolds)
         });
         lifts.map(|(other, _)| *other).filter(|other| *other != key).collect()
     }

@@ -18,7 +18,7 @@ use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::InUse;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, Pod, natural};
-use crate::phase::{Phase, PhaseKind};
+use crate::phase::PhaseKind;
 use crate::reason::Spared;
 use crate::victims::{Guard, Part, Rank, Unit};
 use crate::whole::task_minima;
@@ -59,9 +59,7 @@ impl Core {
     pub(crate) fn evictable(&self) -> Vec<Evictable> {
         let mut all = Vec::new();
         for (key, gang) in &self.gangs.gangs {
-            let runs =
-                matches!(&gang.phase, Phase::Running { round: None } | Phase::Degraded { round: None, .. });
-            if !runs || gang.is_made_up() || is_kept(gang.spec.policy.preemptable) {
+            if !gang.phase.is_still() || gang.is_made_up() || is_kept(gang.spec.policy.preemptable) {
                 continue;
             }
             let priority = self.priority_of(&gang.spec).unwrap_or(0);

@@ -298,6 +298,8 @@ impl Core {
             Phase::Queued | Phase::Admitted | Phase::Evicting { .. } | Phase::Finished => None,
         };
         let Some(round) = round else { return };
+        // Nothing of it could be evicted meanwhile.
+        self.eviction_news = true;
         let had_plan = round.plan_stored || is_cut_short;
         // Without a plan it was committed as the gang of a lone pod: whatever its PodGroup asks since then joins it later.
         if self.is_satisfied(key) || !had_plan {
@@ -382,6 +384,7 @@ impl Core {
         self.count_failure(key, retry_at);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let keeps_plan = gang.phase.cut_short().is_some();
+        self.eviction_news = true;
         match &mut gang.phase {
             Phase::Running { round } | Phase::Degraded { round, .. } => *round = None,
             Phase::Queued

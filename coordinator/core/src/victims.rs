@@ -155,33 +155,66 @@ impl<G: Guard> Search<'_, G> {
 
     /// The fewest units that have to go for a pod on a node.
     fn least(&self, index: NodeIndex, need: &PodNeed, models: Models) -> Option<Vec<usize>> {
-        let mut state = self.state(index);
-        if self.fits(index, &state, need, models) {
+        if self.fits(index, &self.state(index), need, models) {
             return Some(Vec::new());
         }
         let node = self.cluster.node(index);
         if node.shut().is_some() || !predicates::suits(node, need) {
             return None;
         }
+        let all = self.by_node.get(&index).map_or(&[][..], Vec::as_slice);
+        for first in 0..all.len() {
+            let (chosen, refused) = self.gather(index, need, models, &all[first..]);
+            match chosen {
+                Some(chosen) => return Some(self.trim(index, need, models, chosen)),
+                // The first one was in vain, and others may not go once it has.
+                None if refused => {}
+                None => break,
+            }
+        }
+        None
+    }
+
+    /// Lets units of a node go in this order until the pod fits. True where one was refused that might go alone.
+    fn gather(
+        &self,
+        index: NodeIndex,
+        need: &PodNeed,
+        models: Models,
+        units: &[usize],
+    ) -> (Option<Vec<usize>>, bool) {
+        let mut state = self.state(index);
         let mut chosen: Vec<usize> = Vec::new();
         let mut guard = self.guard.clone();
-        let mut fits = false;
-        for at in self.by_node.get(&index).into_iter().flatten() {
+        let mut refused = false;
+        for at in units {
             let more = self.with_those_before(*at, &chosen);
-            if !more.iter().all(|at| guard.may_go(&self.units[*at])) {
+            let Some(after) = self.after(&guard, &more) else {
+                refused |= !chosen.is_empty();
                 continue;
-            }
+            };
+            guard = after;
             for at in more {
-                guard.gone(&self.units[at]);
                 Self::release(&self.units[at], index, &mut state);
                 chosen.push(at);
             }
-            fits = self.fits(index, &state, need, models);
-            if fits {
-                break;
+            if self.fits(index, &state, need, models) {
+                return (Some(chosen), refused);
             }
         }
-        fits.then(|| self.trim(index, need, models, chosen))
+        (None, refused)
+    }
+
+    /// What the guard says once these have gone, where each may go after those before it.
+    fn after(&self, guard: &G, units: &[usize]) -> Option<G> {
+        let mut guard = guard.clone();
+        for at in units {
+            if !guard.may_go(&self.units[*at]) {
+                return None;
+            }
+            guard.gone(&self.units[*at]);
+        }
+        Some(guard)
     }
 
     fn release(unit: &Unit, index: NodeIndex, state: &mut State) {
@@ -270,7 +303,7 @@ impl<G: Guard> Search<'_, G> {
                 continue;
             }
             let more = self.with_those_before(at, &[]);
-            if more.iter().all(|at| self.guard.may_go(&self.units[*at])) {
+            if self.after(&self.guard, &more).is_some() {
                 self.let_go(&more);
             }
         }

@@ -108,6 +108,7 @@ scenarios! {
     late_reads,
     late_bindings,
     pods_that_never_come,
+    turns_after_changes,
     two_coordinators,
     who_may_not_go,
     fences,

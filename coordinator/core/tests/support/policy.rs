@@ -207,7 +207,8 @@ impl World {
     pub fn remove_pod(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.remove(uid) else { return };
         self.apply(Event::PodDeleted(uid.clone()));
-        if !self.endings.recreated.contains(&*pod.gang.name) || !pod.deleting {
+        let has_owner = self.gangs.contains_key(&pod.gang);
+        if !self.endings.recreated.contains(&*pod.gang.name) || !pod.deleting || !has_owner {
             return;
         }
         self.next_uid += 1;
