@@ -275,10 +275,11 @@ async fn what_cannot_run_as_it_is_says_so_at_the_object_itself() {
     // A queue whose fields have no effect, and the default one that was removed.
     let queues = of_kind(&cluster, "scheduling.volcano.sh", "v1beta1", "Queue");
     let queue = json!({ "apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue",
-        "metadata": { "name": "below" }, "spec": { "weight": 1, "parent": "above" } });
+        "metadata": { "name": "below" }, "spec": { "weight": 1,
+            "affinity": { "nodeGroupAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": ["a"] } } } });
     queues.create(&PostParams::default(), &serde_json::from_value(queue).unwrap()).await.unwrap();
     let note = event_of(&cluster, "below", "NotHonoured").await;
-    assert!(note.contains("spec.parent") && !note.contains("spec.weight"), "{note}");
+    assert!(note.contains("spec.affinity") && !note.contains("spec.weight"), "{note}");
     let before = queues.get("default").await.unwrap().uid();
     queues.delete("default", &DeleteParams::default()).await.unwrap();
     until("the default queue is made again", || async {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{NodeName, QueueName};
 use phalanx_common::resources::format_amount;
-use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
 mod claims;
+mod clock;
 mod eviction;
 mod held;
 mod queue;
@@ -18,6 +18,7 @@ mod together;
 mod unsuited;
 
 pub use claims::{ClaimHeld, ClaimProblem};
+pub(crate) use clock::clock;
 pub use eviction::{HeldFor, HoldCause, MakingRoom, NoEviction, NoEvictionCause, Preempted, Spared};
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
@@ -339,13 +340,6 @@ impl Reason {
             Self::InProgress { .. } | Self::MakingRoom(_) => String::new(),
         }
     }
-}
-
-/// A time as people read it: `2026-11-30T04:00:00Z`.
-pub(crate) fn clock(time: Time) -> String {
-    let seconds = i64::try_from(time.0 / 1000).ok();
-    let stamp = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
-    stamp.unwrap_or(jiff::Timestamp::MAX).to_string()
 }
 
 /// The missing pods of a Job are on their way.

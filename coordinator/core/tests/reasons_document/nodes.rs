@@ -31,8 +31,6 @@ pub fn room(minimum: u32, fit: u32, pods: u32, asked: u64) -> NoRoom {
         holds: Vec::new(),
         eviction: None,
         left_out: None,
-        holds: Vec::new(),
-        eviction: None,
     }
 }
 

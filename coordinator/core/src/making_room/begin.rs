@@ -1,0 +1,111 @@
+//! A plan that evicts others begins: from the units that go and the places that they leave to what is held.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_common::ids::GpuId;
+use phalanx_common::plan::PlannedPod;
+use phalanx_common::planted::{self, Bug};
+use phalanx_common::units::{Millis, Time};
+
+use super::{RoomPlan, RoomStep, Victim};
+use crate::cluster::{InUse, NodeHold, NodeIndex, Taken};
+use crate::core::Core;
+use crate::gang::{Gang, GangKey};
+use crate::victims::{Room, Unit};
+
+impl Core {
+    /// A plan was found: what it uses is held from now on.
+    pub(crate) fn begin_room(&mut self, key: GangKey, units: &[Unit], room: &Room, now: Time) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let mut victims = BTreeMap::new();
+        for unit in room.units.iter().map(|at| &units[*at]) {
+            let cause = self.cause(gang, unit);
+            for (uid, lease) in &unit.pods {
+                let Some(pod) = self.gangs.pods.get(uid) else { continue };
+                let grace = self.gangs.gangs.get(&unit.gang);
+                let grace = grace.map_or(Millis(0), |gang| gang.spec.policy.checkpoint_grace_ms);
+                let victim = Victim {
+                    name: pod.spec.name.clone(),
+                    gang: pod.spec.gang.clone(),
+                    lease: Some(*lease),
+                    whole: unit.rank.class > 0,
+                    ask_at: now + grace,
+                    asked: 0,
+                    gone_by: None,
+                    is_noticed: false,
+                    cause: cause.clone(),
+                };
+                victims.insert(uid.clone(), victim);
+            }
+        }
+        let places = room.placed.iter().filter_map(|place| {
+            let pod = self.gangs.pods.get(&place.pod)?;
+            let node = self.cluster.node(place.node);
+            Some(PlannedPod {
+                pod: place.pod.clone(),
+                name: pod.spec.name.name.clone(),
+                node: node.name.clone(),
+                lease: None,
+                gpus: node.gpu_ids(place.mask),
+            })
+        });
+        let plan = RoomPlan {
+            step: RoomStep::Unwritten,
+            victims,
+            places: places.collect(),
+            stored: false,
+            failures: 0,
+            failed: None,
+        };
+        self.start_room(key, plan);
+    }
+
+    pub(super) fn start_room(&mut self, key: GangKey, plan: RoomPlan) {
+        self.cluster.unhold(key);
+        let mut wholes: BTreeMap<NodeIndex, (Vec<GpuId>, InUse)> = BTreeMap::new();
+        for place in &plan.places {
+            let (Some(node), Some(pod)) = (self.cluster.find(&place.node), self.gangs.pods.get(&place.pod))
+            else {
+                continue;
+            };
+            let (gpus, whole) = wholes.entry(node).or_default();
+            gpus.extend(place.gpus.iter().copied());
+            whole.add(&pod.need.amounts, &pod.need.constraints.host_ports);
+        }
+        let nodes = wholes.keys().copied().collect();
+        self.take_from_holds(key, &nodes);
+        self.holds.remove(&key);
+        for (node, (gpus, whole)) in wholes {
+            let leases = plan.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
+            let stands: Vec<Taken> =
+                leases.filter(|lease| lease.node == node).map(|lease| lease.taken.clone()).collect();
+            if !planted::is(Bug::FreedIsIdle) {
+                self.cluster.hold(node, key, NodeHold::new(gpus, whole), stands.iter());
+            }
+        }
+        self.victims.extend(plan.victims.keys().map(|uid| (uid.clone(), key)));
+        self.rooms.insert(key, plan);
+        self.touched.insert(key);
+    }
+
+    /// Why a unit goes, for people.
+    fn cause(&self, by: &Gang, unit: &Unit) -> Arc<str> {
+        let Some(gang) = self.gangs.gangs.get(&unit.gang) else { return Arc::from("") };
+        let priority = |gang: &Gang| self.priority_of(&gang.spec).unwrap_or(0);
+        let why = if gang.spec.queue == by.spec.queue {
+            format!("priority {} > {}", priority(by), priority(gang))
+        } else {
+            format!("queue {} takes back its share from queue {}", by.spec.queue, gang.spec.queue)
+        };
+        let what = match unit.rank.class {
+            0 => "surplus pod above minMember".to_owned(),
+            _ if unit.pods.len() == 1 => String::new(),
+            _ => {
+                format!("gang {} cannot run with fewer than {}", gang.spec.name.name, gang.minimum(self.now))
+            }
+        };
+        let what = if what.is_empty() { what } else { format!("; {what}") };
+        Arc::from(format!("for {}: {why}{what}", by.spec.name.name))
+    }
+}
