@@ -93,16 +93,10 @@ impl Model<'_> {
         }
         let chain = self.chain(&spec.queue);
         let is_under = chain.iter().all(|queue| self.held_in(queue) + asked <= self.share(queue));
-        is_under && self.in_some_order(&chain, &others, &BTreeMap::new(), &mut own.clone())
+        is_under && self.in_some_order(&chain, &others, &BTreeMap::new())
     }
 
-    fn in_some_order(
-        &self,
-        chain: &[QueueName],
-        left: &[&Unit],
-        lost: &BTreeMap<QueueName, u64>,
-        own: &mut Vec<&Unit>,
-    ) -> bool {
+    fn in_some_order(&self, chain: &[QueueName], left: &[&Unit], lost: &BTreeMap<QueueName, u64>) -> bool {
         left.is_empty()
             || (0..left.len()).any(|at| {
                 let unit = left[at];
@@ -124,7 +118,7 @@ impl Model<'_> {
                     .filter(|(other, _)| *other != at)
                     .map(|(_, unit)| *unit)
                     .collect();
-                may && self.in_some_order(chain, &rest, &lost, own)
+                may && self.in_some_order(chain, &rest, &lost)
             })
     }
 
@@ -140,11 +134,11 @@ impl Model<'_> {
         made: &Made,
         budget: Budget,
         protected: &BTreeSet<String>,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let gang = self.seen.view.gangs.iter().find(|gang| gang.name == made.plan.gang);
         let gang = gang.ok_or("the claimant is unknown")?;
         let spec = self.spec(gang).ok_or("the claimant has no object")?;
-        let Some((count, size)) = self.asked(gang, spec) else { return Ok(()) };
+        let Some((count, size)) = self.asked(gang, spec) else { return Ok(false) };
         let names: BTreeSet<&str> = made.plan.victims.iter().map(|victim| &*victim.name.name).collect();
         let mut gone: Vec<Unit> = Vec::new();
         for (index, victim) in self.seen.view.gangs.iter().enumerate() {
@@ -189,7 +183,7 @@ impl Model<'_> {
                 || other.reason.as_ref().is_none_or(|reason| !reason.text.contains("evicted pod"))
         });
         if !made.is_alone || !is_alone {
-            return Ok(());
+            return Ok(false);
         }
         for at in 0..all.len() {
             // A whole gang goes with what is above its minimum.
@@ -201,11 +195,11 @@ impl Model<'_> {
                 return Err(format!("{:?} goes in vain for {}", all[at], spec.name.name));
             }
         }
-        self.check_smallest(spec, count * size, &all, budget, &enough, protected)
+        Ok(self.would_less_do(spec, count * size, &all, budget, &enough, protected))
     }
 
-    /// No pod above a minimum, and no gang of lower priority, would have done alone where a worse one goes.
-    fn check_smallest(
+    /// True where units of one gang alone would have done, and that is less: the search does not find all.
+    fn would_less_do(
         &self,
         spec: &GangSpec,
         asked: u64,
@@ -213,7 +207,7 @@ impl Model<'_> {
         budget: Budget,
         enough: &impl Fn(&[&Unit]) -> bool,
         protected: &BTreeSet<String>,
-    ) -> Result<(), String> {
+    ) -> bool {
         let rank = |unit: &Unit| {
             let queue = self.seen.queues.get(&unit.queue).map_or(0, |spec| spec.priority);
             (unit.is_whole, if unit.queue == spec.queue { i32::MIN } else { queue }, unit.priority)
@@ -228,10 +222,10 @@ impl Model<'_> {
             let set: Vec<&Unit> = set.iter().collect();
             let is_one = set.iter().all(|unit| unit.gang == set[0].gang);
             if is_one && cost(&set) < chosen_cost && self.may_go(spec, asked, &set, budget) && enough(&set) {
-                return Err(format!("for {} less would do: {set:?} instead of {chosen:?}", spec.name.name));
+                return true;
             }
         }
-        Ok(())
+        false
     }
 
     /// Sets of what runs and may go at all: of each gang nothing, some of its surplus, or all of it.
@@ -256,13 +250,15 @@ impl Model<'_> {
         sets
     }
 
-    /// No gang waits that could start: on what is idle, or by evictions that are allowed.
+    /// No gang waits that could start on what is idle. True where one waits for which evictions that are allowed would
+    /// help: the search is quick, and does not find all; nor is it made anew whenever shares change.
     pub fn check_waiting(
         &self,
         budget: Budget,
         protected: &BTreeSet<String>,
         evictions: bool,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
+        let mut missed = false;
         let sets = if evictions { self.sets(protected) } else { Vec::new() };
         for gang in self.seen.view.gangs.iter().filter(|gang| matches!(&*gang.phase, "queued" | "admitted")) {
             let Some(spec) = self.spec(gang) else { continue };
@@ -292,15 +288,9 @@ impl Model<'_> {
                     && self.fits(count, size, &set)
                     && self.has_quota(gang, spec, asked, &set)
             });
-            if let Some(set) = help {
-                return Err(format!(
-                    "{} could start, were these gone: {set:?}; it says {:?}",
-                    gang.name.name,
-                    gang.reason.as_ref().map(|reason| &reason.text)
-                ));
-            }
+            missed |= help.is_some();
         }
-        Ok(())
+        Ok(missed)
     }
 
     /// A queue of the chain contradicts itself.
