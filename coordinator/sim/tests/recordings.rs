@@ -53,9 +53,14 @@ fn a_fact_that_is_missing_shows() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("seed.jsonl");
     let text = String::from_utf8(recorded(1, &file)).unwrap();
-    let left_out = text.lines().position(|line| line.contains("PodApplied")).unwrap();
-    let rest =
-        text.lines().enumerate().filter(|(at, _)| *at != left_out).map(|(_, line)| format!("{line}\n"));
-    std::fs::write(&file, rest.collect::<String>()).unwrap();
-    assert!(replayed(&file).difference.is_some());
+    // One pod may be deleted before it decides anything: of the first ten at least one matters.
+    let facts: Vec<usize> =
+        (0..).zip(text.lines()).filter(|(_, line)| line.contains("PodApplied")).map(|(at, _)| at).collect();
+    let shows = |left_out: &usize| {
+        let rest = text.lines().enumerate().filter(|(at, _)| at != left_out);
+        let rest: String = rest.map(|(_, line)| format!("{line}\n")).collect();
+        std::fs::write(&file, rest).unwrap();
+        replayed(&file).difference.is_some()
+    };
+    assert!(facts.iter().take(10).any(shows));
 }
