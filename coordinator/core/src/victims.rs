@@ -189,12 +189,12 @@ impl<G: Guard> Search<'_, G> {
         let mut refused = false;
         for at in units {
             let more = self.with_those_before(*at, &chosen);
-            let Some(after) = self.after(&guard, &more) else {
+            if !self.may_all_go(&guard, &more) {
                 refused |= !chosen.is_empty();
                 continue;
-            };
-            guard = after;
+            }
             for at in more {
+                guard.gone(&self.units[at]);
                 Self::release(&self.units[at], index, &mut state);
                 chosen.push(at);
             }
@@ -205,16 +205,18 @@ impl<G: Guard> Search<'_, G> {
         (None, refused)
     }
 
-    /// What the guard says once these have gone, where each may go after those before it.
-    fn after(&self, guard: &G, units: &[usize]) -> Option<G> {
-        let mut guard = guard.clone();
-        for at in units {
-            if !guard.may_go(&self.units[*at]) {
-                return None;
-            }
-            guard.gone(&self.units[*at]);
+    /// Whether each of these may go after those before it.
+    fn may_all_go(&self, guard: &G, units: &[usize]) -> bool {
+        let [before @ .., last] = units else { return true };
+        if before.is_empty() {
+            return guard.may_go(&self.units[*last]);
         }
-        Some(guard)
+        let mut guard = guard.clone();
+        units.iter().all(|at| {
+            let may = guard.may_go(&self.units[*at]);
+            guard.gone(&self.units[*at]);
+            may
+        })
     }
 
     fn release(unit: &Unit, index: NodeIndex, state: &mut State) {
@@ -303,7 +305,7 @@ impl<G: Guard> Search<'_, G> {
                 continue;
             }
             let more = self.with_those_before(at, &[]);
-            if self.after(&self.guard, &more).is_some() {
+            if self.may_all_go(&self.guard, &more) {
                 self.let_go(&more);
             }
         }
