@@ -147,6 +147,64 @@ bugs! {
     TimeoutIsDone = "timeout-is-done",
         "A write whose answer did not come is taken for done: plans and Bindings that were lost are missed \
          by nobody";
+    CeilingOffByOne = "ceiling-off-by-one",
+        "A queue may have one more than its ceiling: a team gets a GPU that it has not paid for";
+    IgnoreAncestors = "ignore-ancestors",
+        "Ceilings of the queues above a queue are not looked at: a department has more than its part";
+    ChargeChildrenTwice = "charge-children-twice",
+        "What is admitted below a queue is charged to it twice: it looks full at half its ceiling";
+    LendGuarantees = "lend-guarantees",
+        "What is guaranteed to a queue is lent while it is idle: its owner waits for what he was promised";
+    VictimUnderGuarantee = "victim-under-guarantee",
+        "Others take from a queue what it is guaranteed: a promise that is not kept";
+    ReclaimWithinShare = "reclaim-within-share",
+        "Others take from a queue that has no more than its share: two queues evict each other in turns";
+    ReclaimAboveShare = "reclaim-above-share",
+        "A queue that has its share already takes from others: whoever asks most gets all";
+    ReclaimAlways = "reclaim-always",
+        "Others take from queues that say reclaimable: false: work that must not be stopped is stopped";
+    EvictEqualPriority = "evict-equal-priority",
+        "A gang makes room for one that is no more urgent: equal jobs evict each other for ever";
+    MostUrgentFirst = "most-urgent-first",
+        "Of those that may be evicted the most urgent ones go first";
+    EvictProtected = "evict-protected",
+        "Pods with preemptable: false are evicted: work that must not be stopped is stopped";
+    IgnoreBudgets = "ignore-budgets",
+        "Disruption budgets are not heeded: a service loses more pods than it can do without";
+    IgnoreCooldown = "ignore-cooldown",
+        "A gang is evicted before its cooldown is over: it restarts again and again and gets nothing done";
+    WholeGangsFirst = "whole-gangs-first",
+        "A whole gang goes where a pod above its minimum would have done";
+    LeaderFirst = "leader-first",
+        "Of the pods above a minimum the master goes first: the rest of the gang is of no use";
+    EvictInVain = "evict-in-vain",
+        "More goes than has to: jobs are evicted and the room that they leave stays empty";
+    EvictBeforePlan = "evict-before-plan",
+        "Victims go before the plan is stored: after a crash nobody knows for whom the room was made";
+    FreedIsIdle = "freed-is-idle",
+        "What victims leave is not held: a small job takes it, and the evictions were in vain";
+    IgnoreNever = "ignore-never",
+        "Gangs whose PriorityClass says preemptionPolicy: Never evict others";
+    KeepHolds = "keep-holds",
+        "A hold outlives its gang: GPUs stay empty for nobody";
+    IgnoreHolds = "ignore-holds",
+        "What is held for a gang that has waited long is given to others: big gangs starve";
+    LateBackfill = "late-backfill",
+        "Jobs that end too late use what is held: the start that was promised does not come";
+    IgnoreFifo = "ignore-fifo",
+        "A strict queue is not served in order: later jobs pass the first one";
+    ForgetDegraded = "forget-degraded",
+        "A gang that lost pods waits behind fresh ones: what it has left is of no use meanwhile";
+    IgnoreWeights = "ignore-weights",
+        "Weights of queues are not looked at: all get the same";
+    IgnoreDemand = "ignore-demand",
+        "Shares go to queues that ask for nothing: what they leave is missing in the shares of others";
+    KeepWants = "keep-wants",
+        "What a deleted gang asked for counts in the shares of its queue for ever";
+    AnyNamespace = "any-namespace",
+        "The namespaces that may use a queue are not looked at: everybody uses it";
+    QuotaWakesNobody = "quota-wakes-nobody",
+        "Those who wait for quota are not tried when some is given back: they wait beside free GPUs";
 }
 
 /// True where this bug is planted: never, in a program that is shipped.

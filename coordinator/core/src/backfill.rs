@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_common::ids::{GpuId, LeaseId, PodUid};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 use serde::{Deserialize, Serialize};
@@ -231,8 +232,10 @@ impl Core {
         let length = self.length_of(gang);
         let priority = self.priority_of(&gang.spec);
         let lifts = self.holds.iter().filter(|(other, hold)| {
-            let ends_before = length.zip(hold.start).is_some_and(|(length, start)| now + length <= start);
-            ends_before || self.outranks(priority, gang, **other)
+            let ends_before = length
+                .zip(hold.start)
+                .is_some_and(|(length, start)| now + length <= start || planted::is(Bug::LateBackfill));
+            ends_before || self.outranks(priority, gang, **other) || planted::is(Bug::IgnoreHolds)
         });
         lifts.map(|(other, _)| *other).filter(|other| *other != key).collect()
     }
@@ -311,7 +314,7 @@ impl Core {
                     | PhaseKind::Binding
             )
         );
-        if waits {
+        if waits || planted::is(Bug::KeepHolds) {
             return;
         }
         let name = self.gangs.gangs.get(&key).map(|gang| gang.spec.name.clone());

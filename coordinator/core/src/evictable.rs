@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::GangSpec;
 use phalanx_common::ids::{GangName, PodUid, QueueName};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 
@@ -18,7 +19,7 @@ use crate::cluster::InUse;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, Pod, natural};
 use crate::lease::Lease;
-use crate::phase::{Phase, PhaseKind};
+use crate::phase::PhaseKind;
 use crate::reason::Spared;
 use crate::victims::{Guard, Part, Rank, Unit};
 use crate::whole::task_minima;
@@ -49,14 +50,17 @@ pub(crate) struct Victims {
     pub(crate) next: Option<Time>,
 }
 
+/// It, or its owner, says that it must not be evicted.
+fn is_kept(preemptable: Option<bool>) -> bool {
+    preemptable == Some(false) && !planted::is(Bug::EvictProtected)
+}
+
 impl Core {
     /// Everything that runs and could be evicted at all.
     pub(crate) fn evictable(&self) -> Vec<Evictable> {
         let mut all = Vec::new();
         for (key, gang) in &self.gangs.gangs {
-            let runs =
-                matches!(&gang.phase, Phase::Running { round: None } | Phase::Degraded { round: None, .. });
-            if !runs || gang.is_made_up() || gang.spec.policy.preemptable == Some(false) {
+            if !gang.phase.is_still() || gang.is_made_up() || is_kept(gang.spec.policy.preemptable) {
                 continue;
             }
             let priority = self.priority_of(&gang.spec).unwrap_or(0);
@@ -81,7 +85,7 @@ impl Core {
 
     /// A gang is no victim before then: it has just begun to run.
     fn protected_until(&self, gang: &Gang) -> Option<(Time, &'static str)> {
-        let since = gang.running_since?;
+        let since = gang.running_since.filter(|_| !planted::is(Bug::IgnoreCooldown))?;
         let pods = self.gangs.pods_of(&gang.spec.name);
         let of_pods = pods.map(|(_, pod)| pod.spec.policy.cooldown_ms).max().unwrap_or_default();
         let cooldown = gang.spec.policy.cooldown_ms.max(of_pods);
@@ -98,7 +102,8 @@ impl Core {
             self.gangs.pods_of(&gang.spec.name).filter(|(uid, pod)| self.is_live_here(uid, pod)).collect();
         // Who leads goes last, then the oldest.
         pods.sort_by(|(_, left), (_, right)| {
-            let order = |pod: &Pod| (!pod.spec.policy.leads, pod.spec.policy.created);
+            let order =
+                |pod: &Pod| (pod.spec.policy.leads == planted::is(Bug::LeaderFirst), pod.spec.policy.created);
             let name = |pod: &Pod| pod.spec.name.name.clone();
             let (left_name, right_name) = (name(left), name(right));
             (order(left), natural(&left_name)).cmp(&(order(right), natural(&right_name)))
@@ -117,8 +122,11 @@ impl Core {
         for (uid, pod) in pods.iter().rev() {
             let of_task = live.entry(pod.spec.task.clone()).or_default();
             let is_above = minima.get(&pod.spec.task).is_none_or(|minimum| *of_task > *minimum);
-            let is_surplus = left > minimum && is_above && gang.spec.policy.sub_groups.is_empty();
-            if is_surplus && pod.spec.policy.preemptable != Some(false) {
+            let is_surplus = left > minimum
+                && is_above
+                && gang.spec.policy.sub_groups.is_empty()
+                && !planted::is(Bug::WholeGangsFirst);
+            if is_surplus && !is_kept(pod.spec.policy.preemptable) {
                 *of_task -= 1;
                 left -= 1;
                 let order = u32::try_from(left).unwrap_or(u32::MAX);
@@ -127,7 +135,7 @@ impl Core {
                 kept.push((*uid, *pod));
             }
         }
-        if !kept.is_empty() && kept.iter().all(|(_, pod)| pod.spec.policy.preemptable != Some(false)) {
+        if !kept.is_empty() && kept.iter().all(|(_, pod)| !is_kept(pod.spec.policy.preemptable)) {
             let after = (0..units.len()).collect();
             units.extend(self.unit(key, 1, priority, 0, &kept, after));
         }
@@ -152,7 +160,7 @@ impl Core {
             rank: Rank {
                 class,
                 queue_priority: 0,
-                priority,
+                priority: if planted::is(Bug::MostUrgentFirst) { -priority } else { priority },
                 gpus: 0,
                 age: i64::MIN,
                 last: (Reverse(key), Reverse(order)),
@@ -216,7 +224,8 @@ impl Core {
         for evictable in all {
             let is_same = evictable.queue == gang.spec.queue;
             let may = if is_same {
-                self.settings.preempt && evictable.priority < priority
+                let above = priority.saturating_add(i32::from(planted::is(Bug::EvictEqualPriority)));
+                self.settings.preempt && evictable.priority < above
             } else {
                 reclaims && self.is_reclaimable(&evictable.queue)
             };
@@ -303,9 +312,11 @@ impl Tally {
         else {
             return false;
         };
-        shares.iter().any(|(key, share)| {
-            self.asked.contains(key) && allocated.get(*key).saturating_sub(self.lost_of(queue, *key)) > *share
-        })
+        planted::is(Bug::ReclaimWithinShare)
+            || shares.iter().any(|(key, share)| {
+                self.asked.contains(key)
+                    && allocated.get(*key).saturating_sub(self.lost_of(queue, *key)) > *share
+            })
     }
 
     fn keeps_guarantee(&self, queue: &QueueName, unit: &Unit) -> bool {
@@ -314,10 +325,11 @@ impl Tally {
         else {
             return true;
         };
-        unit.amounts.keys().all(|key| {
-            let left = allocated.get(key).saturating_sub(self.lost_of(queue, key));
-            left.saturating_sub(unit.amounts.get(key)) >= guarantee.get(key)
-        })
+        planted::is(Bug::VictimUnderGuarantee)
+            || unit.amounts.keys().all(|key| {
+                let left = allocated.get(key).saturating_sub(self.lost_of(queue, key));
+                left.saturating_sub(unit.amounts.get(key)) >= guarantee.get(key)
+            })
     }
 }
 
@@ -331,7 +343,7 @@ impl Guard for Tally {
             || self.facts.chains.get(&unit.queue).is_some_and(|chain| {
                 chain.iter().all(|queue| self.is_over(queue) && self.keeps_guarantee(queue, unit))
             });
-        has_budget && by_share
+        (has_budget || planted::is(Bug::IgnoreBudgets)) && by_share
     }
 
     fn gone(&mut self, unit: &Unit) {
@@ -366,6 +378,9 @@ pub(crate) fn queues_of(units: &[Unit]) -> BTreeSet<QueueName> {
 /// True where nothing is ever evicted for it.
 pub(crate) fn never_evicts(core: &Core, gang: &GangSpec) -> bool {
     let class = gang.priority_class.as_ref().and_then(|class| core.priority_classes.get(class));
+    if planted::is(Bug::IgnoreNever) {
+        return false;
+    }
     class.is_some_and(|class| !class.preempts)
         || core.gangs.pods_of(&gang.name).any(|(_, pod)| pod.spec.policy.never_preempts)
 }

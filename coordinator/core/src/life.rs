@@ -186,7 +186,9 @@ impl Core {
         let Some(gang) = self.gangs.gangs.remove(&key) else { return };
         self.gangs.by_name.remove(&gang.spec.name);
         self.queues.ensure(&gang.spec.queue).count(gang.phase.kind(), false);
-        self.queues.want(&gang.spec.queue, &gang.wants, &Amounts::default());
+        if !planted::is(Bug::KeepWants) {
+            self.queues.want(&gang.spec.queue, &gang.wants, &Amounts::default());
+        }
         self.queues.forget_if_unused(&gang.spec.queue);
         self.touched_queues.insert(gang.spec.queue);
     }

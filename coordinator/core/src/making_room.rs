@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{ActionId, GangName, LeaseId, PodUid};
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod, PlannedVictim};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use serde::{Deserialize, Serialize};
 
@@ -154,6 +155,10 @@ impl Core {
         let id = self.emit_pending(Command::WritePlan(Box::new(plan)), Pending::RoomPlan(key), actions);
         if let Some(room) = self.rooms.get_mut(&key) {
             (room.step, room.stored) = (RoomStep::Writing(id), true);
+            if planted::is(Bug::EvictBeforePlan) {
+                room.step = RoomStep::Evicting;
+                self.touched.insert(key);
+            }
         }
     }
 

@@ -54,7 +54,9 @@ struct More {
 impl Core {
     /// Tries the gangs that may have a chance now.
     pub(crate) fn pass(&mut self, now: Time, actions: &mut Vec<Action>) {
-        if self.cluster.room_generation != self.room_seen || self.quota_freed {
+        if self.cluster.room_generation != self.room_seen
+            || (self.quota_freed && !planted::is(Bug::QuotaWakesNobody))
+        {
             self.quota_freed = false;
             self.wake_all();
         } else if self.eviction_news {

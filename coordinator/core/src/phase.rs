@@ -287,6 +287,11 @@ impl Phase {
         }
     }
 
+    /// It runs, whole or not, and none of its pods is on its way to a node.
+    pub(crate) const fn is_still(&self) -> bool {
+        matches!(self, Self::Running { round: None } | Self::Degraded { round: None, .. })
+    }
+
     /// The round in progress, to change.
     pub(crate) const fn round_mut(&mut self) -> Option<&mut Round> {
         match self {

@@ -298,6 +298,7 @@ impl Core {
             Phase::Queued | Phase::Admitted | Phase::Evicting { .. } | Phase::Finished => None,
         };
         let Some(round) = round else { return };
+        self.eviction_news = true; // Nothing of it could be evicted meanwhile.
         let had_plan = round.plan_stored || is_cut_short;
         // Without a plan it was committed as the gang of a lone pod: whatever its PodGroup asks since then joins it later.
         if self.is_satisfied(key) || !had_plan {
@@ -375,13 +376,13 @@ impl Core {
     pub(crate) fn drop_round(&mut self, key: GangKey, retry_at: Time, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let name = gang.spec.name.clone();
-        let Some(round) = gang.phase.round_mut() else { return };
-        let round = round.clone();
+        let Some(round) = gang.phase.round().cloned() else { return };
         gang.not_before = if planted::is(Bug::NeverRetry) { Time(1 << 50) } else { retry_at };
         gang.drops_in_row = gang.drops_in_row.saturating_add(1);
         self.count_failure(key, retry_at);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let keeps_plan = gang.phase.cut_short().is_some();
+        self.eviction_news = true;
         match &mut gang.phase {
             Phase::Running { round } | Phase::Degraded { round, .. } => *round = None,
             Phase::Queued

@@ -5,6 +5,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_common::ids::QueueName;
+use phalanx_common::planted::{self, Bug};
 
 use crate::amounts::{Amounts, ResourceKey};
 use crate::core::Core;
@@ -281,9 +282,11 @@ impl Queues {
 
 impl Queue {
     fn sharer<'a>(&self, name: &'a QueueName, key: ResourceKey) -> Sharer<'a> {
-        let weight = self.spec.as_ref().map_or(1, |spec| spec.weight.max(1));
+        let spec = self.spec.as_ref().filter(|_| !planted::is(Bug::IgnoreWeights));
+        let weight = spec.map_or(1, |spec| spec.weight.max(1));
         let least = self.capped(key, self.kept.get(key));
-        let most = self.capped(key, self.demand.get(key)).max(least);
+        let demand = if planted::is(Bug::IgnoreDemand) { u64::from(u32::MAX) } else { self.demand.get(key) };
+        let most = self.capped(key, demand).max(least);
         Sharer { name, weight: u64::from(weight), least, most }
     }
 }
@@ -294,7 +297,9 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let mut wants = Amounts::default();
         // What can never run needs no share that it could start with.
-        if !gang.deleted && !gang.reason.as_ref().is_some_and(Reason::is_lasting) {
+        if (!gang.deleted || planted::is(Bug::KeepWants))
+            && !gang.reason.as_ref().is_some_and(Reason::is_lasting)
+        {
             let pods = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod);
             pods.filter(|pod| pod.may_be_placed()).for_each(|pod| wants.add(&pod.need.amounts.of_pod()));
             if matches!(gang.phase, Phase::Queued | Phase::Admitted) {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_common::ids::QueueName;
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::QueueSpec;
 
 use crate::action::{Action, Command};
@@ -55,8 +56,12 @@ impl Queues {
         own.own_charged.subtract(before);
         own.own_charged.add(after);
         self.each_up(name, |queue| {
-            queue.charged.subtract(before);
-            queue.charged.add(after);
+            let times =
+                if planted::is(Bug::ChargeChildrenTwice) && !queue.children.is_empty() { 2 } else { 1 };
+            for _ in 0..times {
+                queue.charged.subtract(before);
+                queue.charged.add(after);
+            }
         });
     }
 
@@ -157,7 +162,9 @@ impl Queues {
 
     /// The first ceiling of a queue or its ancestors that `asked` would pass, were `gone` gone.
     pub(crate) fn over(&self, name: &QueueName, gone: &Gone, asked: &Amounts) -> Option<Over> {
-        self.up_from(name).filter(|(_, queue)| queue.has_limits()).find_map(|(above, queue)| {
+        let levels = if planted::is(Bug::IgnoreAncestors) { 1 } else { usize::MAX };
+        let mut limited = self.up_from(name).take(levels).filter(|(_, queue)| queue.has_limits());
+        limited.find_map(|(above, queue)| {
             let mut used = queue.allocated.clone();
             used.add(&queue.charged);
             for (_, amounts) in gone.iter().filter(|(of, _)| self.is_below(of, above)) {
@@ -215,7 +222,7 @@ impl Queues {
     /// What is set aside for others and not used by them, as far as it is not lent to this queue.
     pub(crate) fn guaranteed_to_others(&self, name: &QueueName) -> Amounts {
         let mut sum = Amounts::default();
-        if !self.has_guarantees {
+        if !self.has_guarantees || planted::is(Bug::LendGuarantees) {
             return sum;
         }
         for (_, queue) in self.up_from(name) {
@@ -283,6 +290,7 @@ impl Core {
 
     /// Others may take back what it has above its share: all of its chain allows it.
     pub(crate) fn is_reclaimable(&self, queue: &QueueName) -> bool {
-        self.queues.up_from(queue).all(|(_, queue)| queue.spec.as_ref().is_none_or(|spec| spec.reclaimable))
+        let allows = |queue: &Queue| queue.spec.as_ref().is_none_or(|spec| spec.reclaimable);
+        planted::is(Bug::ReclaimAlways) || self.queues.up_from(queue).all(|(_, queue)| allows(queue))
     }
 }

@@ -5,6 +5,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_common::ids::QueueName;
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::Dequeue;
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
@@ -42,9 +43,10 @@ impl OrderKey {
     }
 
     /// The same in another phase.
-    pub(crate) const fn in_phase(self, kind: PhaseKind) -> Self {
+    pub(crate) fn in_phase(self, kind: PhaseKind) -> Self {
         let is_surplus = matches!(kind, PhaseKind::Running);
-        let is_fresh = !matches!(kind, PhaseKind::Degraded | PhaseKind::Running);
+        let is_fresh =
+            !matches!(kind, PhaseKind::Degraded | PhaseKind::Running) || planted::is(Bug::ForgetDegraded);
         Self { is_surplus, is_fresh, ..self }
     }
 
@@ -260,7 +262,7 @@ impl Queues {
 impl Queue {
     /// It serves strictly in order.
     pub(crate) fn is_strict(&self) -> bool {
-        self.spec.as_ref().is_some_and(|spec| spec.dequeue == Dequeue::Fifo)
+        self.spec.as_ref().is_some_and(|spec| spec.dequeue == Dequeue::Fifo && !planted::is(Bug::IgnoreFifo))
     }
 }
 

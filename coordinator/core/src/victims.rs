@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
+use phalanx_common::planted::{self, Bug};
 
 use crate::amounts::Amounts;
 use crate::cluster::{Cluster, InUse, NodeIndex};
@@ -155,20 +156,42 @@ impl<G: Guard> Search<'_, G> {
 
     /// The fewest units that have to go for a pod on a node.
     fn least(&self, index: NodeIndex, need: &PodNeed, models: Models) -> Option<Vec<usize>> {
-        let mut state = self.state(index);
-        if self.fits(index, &state, need, models) {
+        if self.fits(index, &self.state(index), need, models) {
             return Some(Vec::new());
         }
         let node = self.cluster.node(index);
         if node.shut().is_some() || !predicates::suits(node, need) {
             return None;
         }
+        let all = self.by_node.get(&index).map_or(&[][..], Vec::as_slice);
+        for first in 0..all.len() {
+            let (chosen, refused) = self.gather(index, need, models, &all[first..]);
+            match chosen {
+                Some(chosen) => return Some(self.trim(index, need, models, chosen)),
+                // The first one was in vain, and others may not go once it has.
+                None if refused => {}
+                None => break,
+            }
+        }
+        None
+    }
+
+    /// Lets units of a node go in this order until the pod fits. True where one was refused that might go alone.
+    fn gather(
+        &self,
+        index: NodeIndex,
+        need: &PodNeed,
+        models: Models,
+        units: &[usize],
+    ) -> (Option<Vec<usize>>, bool) {
+        let mut state = self.state(index);
         let mut chosen: Vec<usize> = Vec::new();
         let mut guard = self.guard.clone();
-        let mut fits = false;
-        for at in self.by_node.get(&index).into_iter().flatten() {
+        let mut refused = false;
+        for at in units {
             let more = self.with_those_before(*at, &chosen);
-            if !more.iter().all(|at| guard.may_go(&self.units[*at])) {
+            if !self.may_all_go(&guard, &more) {
+                refused |= !chosen.is_empty();
                 continue;
             }
             for at in more {
@@ -176,12 +199,25 @@ impl<G: Guard> Search<'_, G> {
                 Self::release(&self.units[at], index, &mut state);
                 chosen.push(at);
             }
-            fits = self.fits(index, &state, need, models);
-            if fits {
-                break;
+            if self.fits(index, &state, need, models) {
+                return (Some(chosen), refused);
             }
         }
-        fits.then(|| self.trim(index, need, models, chosen))
+        (None, refused)
+    }
+
+    /// Whether each of these may go after those before it.
+    fn may_all_go(&self, guard: &G, units: &[usize]) -> bool {
+        let [before @ .., last] = units else { return true };
+        if before.is_empty() {
+            return guard.may_go(&self.units[*last]);
+        }
+        let mut guard = guard.clone();
+        units.iter().all(|at| {
+            let may = guard.may_go(&self.units[*at]);
+            guard.gone(&self.units[*at]);
+            may
+        })
     }
 
     fn release(unit: &Unit, index: NodeIndex, state: &mut State) {
@@ -195,6 +231,7 @@ impl<G: Guard> Search<'_, G> {
     fn trim(&self, index: NodeIndex, need: &PodNeed, models: Models, mut chosen: Vec<usize>) -> Vec<usize> {
         let mut by_rank = chosen.clone();
         by_rank.sort_by_key(|at| Reverse(self.units[*at].rank));
+        by_rank.retain(|_| !planted::is(Bug::EvictInVain));
         for at in by_rank {
             if chosen.iter().any(|other| self.units[*other].after.contains(&at)) {
                 continue;
@@ -269,7 +306,7 @@ impl<G: Guard> Search<'_, G> {
                 continue;
             }
             let more = self.with_those_before(at, &[]);
-            if more.iter().all(|at| self.guard.may_go(&self.units[*at])) {
+            if self.may_all_go(&self.guard, &more) {
                 self.let_go(&more);
             }
         }
@@ -407,7 +444,7 @@ fn finish<G: Guard>(
 ) -> Result<Room, NoHelp> {
     let fits = |gone: &[usize]| place(cluster, &mut without(cluster, base, units, gone), shape, pods);
     let mut placed = fits(&chosen).map_err(|shortfall| NoHelp::Fit(shortfall.fit))?;
-    if pods.len().saturating_mul(chosen.len()) <= MOST_TRIALS {
+    if pods.len().saturating_mul(chosen.len()) <= MOST_TRIALS && !planted::is(Bug::EvictInVain) {
         let mut by_rank = chosen.clone();
         by_rank.sort_by_key(|at| Reverse(units[*at].rank));
         for at in by_rank {

@@ -142,6 +142,33 @@ const fn finder(bug: Bug) -> Finder {
         Bug::EvictGrown => Finder::SeedsWith(&["eviction"], bindings_that_fail),
         Bug::FinalizeRunning => Finder::Seeds(&["ownership"]),
         Bug::TimeoutIsDone => Finder::SeedsWith(&["ownership", "all_or_nothing"], an_api_that_is_slow),
+        Bug::VictimUnderGuarantee
+        | Bug::ReclaimWithinShare
+        | Bug::ReclaimAlways
+        | Bug::MostUrgentFirst
+        | Bug::EvictProtected
+        | Bug::EvictInVain
+        | Bug::EvictBeforePlan => Finder::Core("who_may_not_go"),
+        Bug::CeilingOffByOne => Finder::Core("case_015_ceiling_is_checked_as_fits"),
+        Bug::IgnoreAncestors => Finder::Core("case_024_ceiling_of_the_parent"),
+        Bug::ChargeChildrenTwice => Finder::Core("quota"),
+        Bug::LendGuarantees => Finder::Core("guarantees"),
+        Bug::ReclaimAboveShare => Finder::Core("case_054_a_queue_above_its_share_takes_nothing"),
+        Bug::EvictEqualPriority => Finder::Core("case_058_eviction_in_the_right_places"),
+        Bug::IgnoreBudgets => Finder::Core("case_088_disruption_budgets"),
+        Bug::IgnoreCooldown => Finder::Core("story_e_restarting_job_and_urgent_ones"),
+        Bug::WholeGangsFirst => Finder::Core("case_044_a_gang_is_not_cut_below_its_minimum"),
+        Bug::LeaderFirst => Finder::Core("story_c_two_tenants"),
+        Bug::FreedIsIdle => Finder::Core("case_018_freed_gpus_are_held"),
+        Bug::IgnoreNever => Finder::Core("case_089_preemption_policy_never"),
+        Bug::KeepHolds | Bug::LateBackfill => Finder::Core("case_111_hold_that_ends_with_its_gang"),
+        Bug::IgnoreHolds => Finder::Core("case_010_small_jobs_do_not_starve_a_big_one"),
+        Bug::IgnoreFifo => Finder::Core("case_051_strict_order"),
+        Bug::ForgetDegraded | Bug::KeepWants => Finder::Core("turns_after_changes"),
+        Bug::IgnoreWeights => Finder::Core("shares_by_weight"),
+        Bug::IgnoreDemand => Finder::Core("case_055_shares_by_weight_with_ceilings"),
+        Bug::AnyNamespace => Finder::Core("namespaces_of_queues"),
+        Bug::QuotaWakesNobody => Finder::Core("quota"),
     }
 }
 

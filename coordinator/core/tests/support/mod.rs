@@ -6,6 +6,7 @@ mod claims;
 mod constrained;
 pub mod play;
 mod policy;
+pub mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -89,6 +90,10 @@ pub struct World {
     pub evictions: u32,
     /// What happens to pods that are told to go.
     endings: policy::Endings,
+    /// Policies of queues and disruption budgets, as they are stored.
+    rules: BTreeMap<(&'static str, String), Event>,
+    /// What somebody who checks asked for.
+    watch: watch::Watch,
     /// Invariants are checked after every event; that takes long where there is much.
     pub checks: bool,
     out: String,
@@ -134,6 +139,8 @@ impl World {
             next_uid: 0,
             evictions: 0,
             endings: policy::Endings::default(),
+            rules: BTreeMap::new(),
+            watch: watch::Watch::default(),
             checks: true,
             out: String::new(),
         };
@@ -167,6 +174,7 @@ impl World {
         let policies = self.policies.values().cloned();
         events.extend(policies.map(|policy| Event::QueuePolicyApplied(Box::new(policy))));
         events.extend(self.classes.values().cloned().map(Event::PriorityClassApplied));
+        events.extend(self.rules.values().cloned());
         events.extend(self.nodes.values().cloned().map(Event::NodeApplied));
         let mut gangs: Vec<GangSpec> = self.gangs.values().cloned().collect();
         gangs.sort_by_key(|gang| (gang.created, gang.uid.clone()));
@@ -189,6 +197,7 @@ impl World {
     fn cycle(&mut self) {
         let mut actions = Vec::new();
         self.core.cycle(self.now, &mut actions);
+        self.note_actions(&actions);
         self.queue.extend(actions);
         self.check("a cycle");
         self.check_owners();
@@ -713,7 +722,11 @@ impl World {
                 self.endings.note_gang(&words);
                 self.make_gang(&words);
             }
-            "budget" => self.apply(policy::budget(&words)),
+            "budget" => {
+                let event = policy::budget(&words);
+                self.rules.insert(("budget", words.plain[1].to_owned()), event.clone());
+                self.apply(event);
+            }
             "setting" => {
                 policy::set(&mut self.settings, words.plain[1], words.plain[2]);
                 self.start();

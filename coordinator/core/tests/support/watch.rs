@@ -1,0 +1,122 @@
+//! What a world looks like to somebody who checks it: plain values, and each plan that evicts others with the state in
+//! which it was made.
+
+#![allow(dead_code, reason = "one of the tests that share this file asks")]
+
+use std::collections::BTreeMap;
+
+use phalanx_common::gang::{GangSpec, PodSpec};
+use phalanx_common::ids::{GpuId, NodeName, PodUid, QueueName};
+use phalanx_common::plan::{GangPlan, PlanPurpose};
+use phalanx_common::queue::QueueSpec;
+use phalanx_core::action::{Action, Command};
+use phalanx_core::view::StateView;
+
+use super::World;
+
+/// What there is, as the coordinator shows it and as it is stored.
+#[derive(Clone)]
+pub struct Seen {
+    pub view: StateView,
+    pub queues: BTreeMap<QueueName, QueueSpec>,
+    pub gangs: Vec<GangSpec>,
+    pub pods: BTreeMap<PodUid, PodSpec>,
+    /// By agent that is connected: GPUs and who holds them.
+    pub held: BTreeMap<NodeName, BTreeMap<GpuId, PodUid>>,
+    pub connected: Vec<NodeName>,
+    /// Value and whether it evicts others, by class.
+    pub classes: BTreeMap<String, (i32, bool)>,
+    pub now_ms: u64,
+}
+
+/// A plan that evicts others.
+pub struct Made {
+    pub plan: GangPlan,
+    pub seen: Seen,
+    /// Another one was made in the same pass.
+    pub is_alone: bool,
+}
+
+/// What was seen since somebody last asked.
+#[derive(Default)]
+pub struct Watch {
+    pub is_on: bool,
+    pub made: Vec<Made>,
+    pub dropped: Vec<String>,
+    /// Pods that were told to go.
+    pub evicted: Vec<PodUid>,
+}
+
+impl World {
+    pub fn seen(&self) -> Seen {
+        let connected = self.agents.iter().filter(|(_, agent)| agent.connected);
+        let held = self.agents.iter().map(|(node, agent)| {
+            let holders = agent.leases.values().flat_map(|report| {
+                report.request.gpus().into_iter().map(|gpu| (gpu, report.request.pod.clone()))
+            });
+            (node.clone(), holders.collect())
+        });
+        Seen {
+            view: self.core.view(),
+            queues: self.queues.clone(),
+            gangs: self.gangs.values().cloned().collect(),
+            pods: self.pods.clone(),
+            held: held.collect(),
+            connected: connected.map(|(node, _)| node.clone()).collect(),
+            classes: self
+                .classes
+                .values()
+                .map(|class| (class.name.to_string(), (class.value, class.preempts)))
+                .collect(),
+            now_ms: self.now.0,
+        }
+    }
+
+    pub fn watch(&mut self) {
+        self.watch.is_on = true;
+    }
+
+    /// What was seen since the last call.
+    pub fn take_watched(&mut self) -> Watch {
+        let is_on = self.watch.is_on;
+        std::mem::replace(&mut self.watch, Watch { is_on, ..Watch::default() })
+    }
+
+    /// Names of all gangs that there are.
+    pub fn gang_names(&self) -> Vec<String> {
+        self.gangs.keys().map(|gang| gang.name.to_string()).collect()
+    }
+
+    /// Something of the gang is bound.
+    pub fn is_bound(&self, gang: &str) -> bool {
+        self.pods.values().any(|pod| pod.gang == super::name(gang) && pod.binding.is_some())
+    }
+
+    /// All that is asked for in one pass.
+    pub(super) fn note_actions(&mut self, actions: &[Action]) {
+        if !self.watch.is_on {
+            return;
+        }
+        let made: Vec<GangPlan> = actions
+            .iter()
+            .filter_map(|action| match &action.command {
+                Command::WritePlan(plan) if plan.purpose == PlanPurpose::MakeRoom => Some((**plan).clone()),
+                _ => None,
+            })
+            .collect();
+        let is_alone = made.len() == 1;
+        for plan in made {
+            let seen = self.seen();
+            self.watch.made.push(Made { plan, seen, is_alone });
+        }
+        for action in actions {
+            match &action.command {
+                Command::Warn { message } if message.contains("are dropped") => {
+                    self.watch.dropped.push(message.clone());
+                }
+                Command::Evict { pod, .. } => self.watch.evicted.push(pod.clone()),
+                _ => {}
+            }
+        }
+    }
+}
