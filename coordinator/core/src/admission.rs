@@ -65,29 +65,26 @@ impl Core {
         let gang = self.gangs.gangs.get(&key)?;
         let mut asked = Amounts::default();
         required.pods.iter().for_each(|candidate| asked.add(&candidate.need.amounts.of_pod()));
-        self.kept_from(&gang.spec.queue, &Amounts::default(), &asked)
+        self.kept_from(gang, &Amounts::default(), &asked)
     }
 
     /// The same for more pods, `placed` being planned already.
-    pub(crate) fn kept_from(
-        &self,
-        queue: &QueueName,
-        placed: &Amounts,
-        asked: &Amounts,
-    ) -> Option<(Reason, bool)> {
+    pub(crate) fn kept_from(&self, gang: &Gang, placed: &Amounts, asked: &Amounts) -> Option<(Reason, bool)> {
         if !self.queues.has_guarantees {
             return None;
         }
+        let queue = &gang.spec.queue;
         let kept = self.queues.guaranteed_to_others(queue);
         let guaranteed = self.queues.all_guaranteed_to_others(queue);
         let capacity = &self.queues.capacity;
-        let all = self.queues.get(&QueueName::from(ROOT))?;
+        let mut used = self.queues.get(&QueueName::from(ROOT))?.allocated.clone();
+        used.add(&self.promised_to_others(gang.key()));
         let is_never = |key: &ResourceKey| {
             let sum = guaranteed.get(*key).saturating_add(asked.get(*key));
             guaranteed.get(*key) > 0 && asked.get(*key) > 0 && sum > capacity.get(*key)
         };
         let is_short = |key: &ResourceKey| {
-            let parts = [all.allocated.get(*key), placed.get(*key), asked.get(*key)];
+            let parts = [used.get(*key), placed.get(*key), asked.get(*key)];
             let sum = parts.into_iter().fold(kept.get(*key), u64::saturating_add);
             kept.get(*key) > 0 && asked.get(*key) > 0 && sum > capacity.get(*key)
         };
@@ -100,7 +97,7 @@ impl Core {
             queue: queue.clone(),
             resource: Arc::from(self.cluster.resources.name(key)),
             capacity: capacity.get(key),
-            used: all.allocated.get(key).saturating_add(placed.get(key)),
+            used: used.get(key).saturating_add(placed.get(key)),
             kept: kept.get(key),
             owners,
             asked: asked.get(key),

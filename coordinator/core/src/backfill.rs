@@ -53,6 +53,9 @@ impl Guard for Ending {
 impl Core {
     /// A gang does not fit and nobody goes for it: it gets a hold once it has waited long enough, one in each queue.
     pub(crate) fn consider_hold(&mut self, key: GangKey, required: &Required, now: Time) {
+        if self.is_put_off(key) {
+            return;
+        }
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let policy = self.policies.get(&gang.spec.queue);
         let after = policy.and_then(|policy| policy.hold_after_ms).unwrap_or(self.settings.hold_after_ms);

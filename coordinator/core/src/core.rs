@@ -223,6 +223,7 @@ impl Core {
         self.last_need = None;
         self.others.last = None;
         self.claims.last = None;
+        self.queues.forget_shares();
         self.forget_evictable();
         self.clone()
     }
@@ -308,7 +309,9 @@ impl Core {
         let is_quiet = self.touched.is_empty()
             && self.queues.to_try.is_empty()
             && !self.quota_freed
-            && !self.eviction_news;
+            && !self.eviction_news
+            && self.queues.are_shares_fresh
+            && !self.queues.shares_moved;
         is_quiet && self.room_seen == self.cluster.room_generation
     }
 

@@ -1,7 +1,7 @@
 //! Decides whether others are evicted for a gang: the one path of preemption and reclaim. Nothing is evicted before a
 //! plan exists for the whole gang: queue, nodes, GPUs and every other resource.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::ids::{NodeName, QueueName};
@@ -37,6 +37,8 @@ pub(crate) struct EvictionMemory {
     evictable: Option<Arc<Vec<Evictable>>>,
     /// Why nobody goes, and when that may change by itself.
     no_help: BTreeMap<MemoryKey, (Option<NoEviction>, Option<Time>)>,
+    /// Gangs for which others may have to go, while nobody goes; `None` once they may.
+    put_off: Option<BTreeSet<GangKey>>,
 }
 
 /// Queue, priority, whether it never evicts, and its shape.
@@ -65,6 +67,44 @@ impl Core {
         self.eviction_memory = EvictionMemory::default();
     }
 
+    /// Shares are not known before it is known who can run at all: what can never run asks for none, and that is found
+    /// out when it is tried. Where one of those to be tried was not tried with the nodes of now, nobody goes, and nothing
+    /// is held, until all were.
+    pub(crate) fn put_off_evictions(&mut self) {
+        let generation = self.cluster.capacity_generation;
+        let is_known = |gang: &Gang| gang.tried_with == Some(generation);
+        let to_try = self.queues.to_try.iter().filter_map(|name| self.queues.get(name));
+        let mut gangs = to_try.flat_map(|queue| queue.gangs_to_try());
+        if gangs.any(|key| self.gangs.gangs.get(key).is_some_and(|gang| !is_known(gang))) {
+            self.eviction_memory.put_off = Some(BTreeSet::new());
+        }
+    }
+
+    /// True where the gang is tried once more in this pass.
+    pub(crate) fn is_put_off(&self, key: GangKey) -> bool {
+        self.eviction_memory.put_off.as_ref().is_some_and(|put_off| put_off.contains(&key))
+    }
+
+    /// The same, and from now on if nobody goes in the first round.
+    pub(crate) fn put_off(&mut self, key: GangKey) -> bool {
+        self.eviction_memory.put_off.as_mut().is_some_and(|put_off| {
+            put_off.insert(key);
+            true
+        })
+    }
+
+    /// All were tried: those for which others may have to go are tried again. True where there are any.
+    pub(crate) fn take_up_evictions(&mut self) -> bool {
+        let Some(put_off) = self.eviction_memory.put_off.take() else { return false };
+        for key in &put_off {
+            if self.gangs.gangs.get(key).is_some_and(|gang| self.is_waiting(gang)) {
+                self.set_waiting(*key, true);
+            }
+        }
+        self.refresh_shares();
+        !put_off.is_empty()
+    }
+
     fn all_evictable(&mut self) -> Arc<Vec<Evictable>> {
         if let Some(known) = &self.eviction_memory.evictable {
             return known.clone();
@@ -85,6 +125,9 @@ impl Core {
     ) -> Result<(), Option<NoEviction>> {
         if self.rooms.contains_key(&key) {
             return Ok(());
+        }
+        if self.put_off(key) {
+            return Err(None);
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return Err(None) };
         if gang.evict_not_before > now {
@@ -274,15 +317,16 @@ impl Core {
             queue.lacks(&used, asked).into_iter().map(move |(key, short)| (name.clone(), key, short))
         });
         let mut lacks: Vec<Lack> = lacks.collect();
-        lacks.extend(self.guarantee_lacks(&gang.spec.queue, asked));
+        lacks.extend(self.guarantee_lacks(gang, asked));
         lacks
     }
 
     /// What of the cluster is lacking because the rest is set aside for others: it is given back by whoever goes.
-    fn guarantee_lacks(&self, queue: &QueueName, asked: &Amounts) -> Vec<Lack> {
+    fn guarantee_lacks(&self, gang: &Gang, asked: &Amounts) -> Vec<Lack> {
         let root = QueueName::from(ROOT);
-        let kept = self.queues.guaranteed_to_others(queue);
-        let used = self.allocated_of(&root);
+        let kept = self.queues.guaranteed_to_others(&gang.spec.queue);
+        let mut used = self.allocated_of(&root).clone();
+        used.add(&self.promised_to_others(gang.key()));
         let short = |key: ResourceKey| {
             let sum = kept.get(key).saturating_add(used.get(key)).saturating_add(asked.get(key));
             let short = sum.saturating_sub(self.queues.capacity.get(key));

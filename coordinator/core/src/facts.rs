@@ -112,6 +112,9 @@ impl Core {
     fn reorder(&mut self) {
         let keys: Vec<GangKey> = self.gangs.gangs.keys().copied().collect();
         for key in keys {
+            let Some(gang) = self.gangs.gangs.get_mut(&key) else { continue };
+            // A ceiling may have kept it from running at all, or may do so now.
+            gang.tried_with = None;
             let Some(gang) = self.gangs.gangs.get(&key) else { continue };
             let after = self.order_of(&gang.spec, key).in_phase(gang.phase.kind());
             self.move_order(key, after);
@@ -168,6 +171,7 @@ impl Core {
             refused: None,
             not_before: Time(0),
             evict_not_before: Time(0),
+            tried_with: None,
             evict_failures: 0,
             running_since: None,
             preempted: None,
@@ -192,6 +196,7 @@ impl Core {
         let order = self.order_of(&spec, key);
         let min_amounts = self.min_amounts(&spec);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        gang.tried_with = None;
         let before = gang.order;
         if gang.spec.queue != spec.queue {
             let (from, to) = (gang.spec.queue.clone(), spec.queue.clone());

@@ -62,6 +62,9 @@ pub(crate) struct Gang {
     /// Nobody is evicted for it before.
     #[serde(default)]
     pub(crate) evict_not_before: Time,
+    /// `capacity_generation` of the cluster when it was last tried: whether it can ever run is known for that.
+    #[serde(default)]
+    pub(crate) tried_with: Option<u64>,
     /// Plans for it in a row that evicted others and were dropped.
     #[serde(default)]
     pub(crate) evict_failures: u32,

@@ -380,7 +380,7 @@ impl Core {
         let mut asked = Amounts::default();
         all.pods.iter().for_each(|pod| asked.add(&pod.need.amounts.of_pod()));
         let first = self.gangs.gangs.get(&starters.first()?.key)?;
-        let (reason, never) = self.kept_from(&first.spec.queue, &Amounts::default(), &asked)?;
+        let (reason, never) = self.kept_from(first, &Amounts::default(), &asked)?;
         let keys: Vec<GangKey> = starters.iter().map(|starter| starter.key).collect();
         Some((self.group_held(&keys, None, reason), never))
     }

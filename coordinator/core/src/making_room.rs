@@ -11,6 +11,7 @@ use phalanx_common::units::{Millis, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
+use crate::amounts::Amounts;
 use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::{Core, Pending, Timer};
 use crate::event::Outcome;
@@ -89,6 +90,23 @@ impl Core {
             }
         }
         going
+    }
+
+    /// What gangs for which others are evicted are going to take beside what those still use: with this gang's own plan
+    /// left out. It is used already as far as what is set aside for others goes.
+    pub(crate) fn promised_to_others(&self, key: GangKey) -> Amounts {
+        let mut sum = Amounts::default();
+        for room in self.rooms.iter().filter(|(other, _)| **other != key).map(|(_, room)| room) {
+            let mut asked = Amounts::default();
+            let pods = room.places.iter().filter_map(|place| self.gangs.pods.get(&place.pod));
+            pods.filter(|pod| pod.is_unplaced()).for_each(|pod| asked.add(&pod.need.amounts.of_pod()));
+            let victims = room.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
+            victims
+                .filter(|lease| lease.charged)
+                .for_each(|lease| asked.subtract(&lease.taken.amounts.of_pod()));
+            sum.add(&asked);
+        }
+        sum
     }
 
     /// Goes on with the plan of a gang.

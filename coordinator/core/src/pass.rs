@@ -54,7 +54,10 @@ struct More {
 impl Core {
     /// Tries the gangs that may have a chance now.
     pub(crate) fn pass(&mut self, now: Time, actions: &mut Vec<Action>) {
+        self.refresh_shares();
+        let shares_moved = std::mem::take(&mut self.queues.shares_moved);
         if self.cluster.room_generation != self.room_seen
+            || shares_moved
             || (self.quota_freed && !planted::is(Bug::QuotaWakesNobody))
         {
             self.quota_freed = false;
@@ -134,10 +137,13 @@ impl Core {
             return Err(queued(reason));
         }
         let placed = match self.check_guarantee(key, &required) {
-            Some((reason, never)) => {
-                let lacks = self.lacks(key, &charge);
-                Err(self.evict_or(key, &required, &lacks, (reason, never), now))
-            }
+            Some((reason, never)) => match self.never_fits(key, &required, failed).filter(|_| !never) {
+                Some(never) => Err((never, true)),
+                None => {
+                    let lacks = self.lacks(key, &charge);
+                    Err(self.evict_or(key, &required, &lacks, (reason, never), now))
+                }
+            },
             None => self.place_minimum(key, &required, failed, now),
         };
         match placed {
@@ -169,7 +175,7 @@ impl Core {
             Ok(behind) => return Ok(behind),
             Err(reason) => reason,
         };
-        if let Some(never) = self.never_fits_still(key, required, failed) {
+        if let Some(never) = self.never_fits(key, required, failed) {
             return Err(never);
         }
         // What it waits for in the first place, once it gave its quota away, are its pods.
@@ -196,8 +202,8 @@ impl Core {
                 if let Some(reason) = self.larger_than_all_nodes(charge) {
                     return Err((reason, PhaseKind::Queued));
                 }
-                let queue = self.gangs.gangs.get(&key).map(|gang| gang.spec.queue.clone());
-                let kept = queue.and_then(|queue| self.kept_from(&queue, &Amounts::default(), charge));
+                let gang = self.gangs.gangs.get(&key);
+                let kept = gang.and_then(|gang| self.kept_from(gang, &Amounts::default(), charge));
                 if let Some((reason, _)) = kept.filter(|(_, never)| *never) {
                     return Err((reason, PhaseKind::Queued));
                 }
@@ -282,13 +288,11 @@ impl Core {
         }
     }
 
-    /// Why a gang of which it was found that it can never fit still cannot: more quota would not help it, so that this
-    /// is what it waits for in the first place.
-    fn never_fits_still(&mut self, key: GangKey, required: &Required, failed: &mut Failed) -> Option<Reason> {
+    /// Why a gang can never fit, whatever its quota: more of that would not help it, so that this is what it waits for in
+    /// the first place.
+    fn never_fits(&mut self, key: GangKey, required: &Required, failed: &mut Failed) -> Option<Reason> {
         let gang = self.gangs.gangs.get(&key)?;
-        if !gang.reason.as_ref().is_some_and(Reason::is_of_the_nodes)
-            || self.check_pods(gang, required).is_err()
-        {
+        if self.check_pods(gang, required).is_err() {
             return None;
         }
         let shape = self.shape(key);
@@ -404,7 +408,7 @@ impl Core {
             sum.add(&amounts);
             let held = if let Some(over) = self.queues.over(&gang.spec.queue, &gone, &sum) {
                 Held::Known(over.beside(&asked).reason(&gang.spec.queue))
-            } else if let Some((reason, _)) = self.kept_from(&gang.spec.queue, &asked, &amounts) {
+            } else if let Some((reason, _)) = self.kept_from(gang, &asked, &amounts) {
                 Held::Known(reason)
             } else if let Some(until) = self.patience_with(gang, &one.pods[0].pod) {
                 more.look_again = more.look_again.max(Some(until));

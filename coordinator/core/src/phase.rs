@@ -287,6 +287,19 @@ impl Phase {
         }
     }
 
+    /// The same once a round begins.
+    pub(crate) fn with_round(&self, round: Round) -> Self {
+        match self {
+            Self::Running { .. } => Self::Running { round: Some(round) },
+            Self::Degraded { cause, roll_back_at, .. } => {
+                Self::Degraded { cause: cause.clone(), round: Some(round), roll_back_at: *roll_back_at }
+            }
+            Self::Queued | Self::Admitted | Self::Placing(_) | Self::Evicting { .. } | Self::Finished => {
+                Self::Placing(round)
+            }
+        }
+    }
+
     /// It runs, whole or not, and none of its pods is on its way to a node.
     pub(crate) const fn is_still(&self) -> bool {
         matches!(self, Self::Running { round: None } | Self::Degraded { round: None, .. })

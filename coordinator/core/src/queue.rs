@@ -236,6 +236,9 @@ pub(crate) struct Queues {
     /// Shares are those of what is there and asked for now.
     #[serde(skip)]
     pub(crate) are_shares_fresh: bool,
+    /// They are others than when all who wait were last tried: who may take back its share, or is held places.
+    #[serde(skip)]
+    pub(crate) shares_moved: bool,
     #[serde(skip)]
     pub(crate) nothing: Amounts,
 }
@@ -252,6 +255,7 @@ impl Default for Queues {
             capacity_seen: None,
             capacity: Amounts::default(),
             are_shares_fresh: false,
+            shares_moved: false,
             nothing: Amounts::default(),
         }
     }

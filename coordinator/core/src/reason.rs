@@ -222,6 +222,7 @@ impl Reason {
             | Self::LargerThanAllNodes { .. } => true,
             Self::Queue(held) => held.is_lasting(),
             Self::Together(together) => together.is_lasting(),
+            Self::Preempted(preempted) => preempted.cause.as_ref().is_some_and(Self::is_lasting),
             _ => self.is_of_the_nodes(),
         }
     }

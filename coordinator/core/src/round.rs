@@ -27,18 +27,10 @@ impl Core {
         self.note_backfill(key, placed);
         placed.iter().for_each(|place| self.add_member(key, &mut round, place));
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let phase = match &gang.phase {
-            Phase::Running { .. } => Phase::Running { round: Some(round) },
-            Phase::Degraded { cause, roll_back_at, .. } => {
-                Phase::Degraded { cause: cause.clone(), round: Some(round), roll_back_at: *roll_back_at }
-            }
-            Phase::Queued
-            | Phase::Admitted
-            | Phase::Placing(_)
-            | Phase::Evicting { .. }
-            | Phase::Finished => Phase::Placing(round),
-        };
+        let phase = gang.phase.with_round(round);
         self.set_phase(key, phase);
+        // What it has now it asks for no more: it would count twice in the shares that others are measured by.
+        self.note_wants(key);
         self.timers.insert((deadline, Timer::Gang(key)));
         self.touched.insert(key);
     }

@@ -194,12 +194,19 @@ impl Queues {
         while let Some(parent) = to_do.pop() {
             for (name, share) in self.shares_below(&parent, &keys) {
                 if let Some(queue) = self.queues.get_mut(&name) {
+                    self.shares_moved |= queue.share != share;
                     queue.share = share;
                     to_do.extend((!queue.children.is_empty()).then_some(name));
                 }
             }
         }
         self.are_shares_fresh = true;
+    }
+
+    /// They are worked out anew the next time.
+    pub(crate) fn forget_shares(&mut self) {
+        self.queues.values_mut().for_each(|queue| queue.share = Share::default());
+        self.are_shares_fresh = false;
     }
 
     /// Names with their distance from the root, the farthest first.
@@ -312,6 +319,7 @@ impl Core {
         self.queues.want(&gang.spec.queue, &gang.wants, &wants);
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
             gang.wants = wants;
+            gang.tried_with = None;
         }
     }
 

@@ -260,6 +260,11 @@ impl Queues {
 }
 
 impl Queue {
+    /// Those to be tried.
+    pub(crate) fn gangs_to_try(&self) -> impl Iterator<Item = &GangKey> {
+        self.to_try.iter().filter_map(|order| self.waiting.get(order))
+    }
+
     /// It serves strictly in order.
     pub(crate) fn is_strict(&self) -> bool {
         self.spec.as_ref().is_some_and(|spec| spec.dequeue == Dequeue::Fifo && !planted::is(Bug::IgnoreFifo))
@@ -274,24 +279,41 @@ impl Core {
         self.queues.wake_strict();
         let (mut failed, mut strict) = (Failed::new(), Strict::default());
         let mut turns = Turns::new(self);
-        while let Some((at, queue)) = turns.next(&self.queues) {
-            let queue = queue.clone();
-            let first = self.queues.take_first(&queue);
-            if let Some(key) = first {
-                self.try_one(key, &queue, &mut failed, &mut strict, now);
-                self.write_gang_status(key, actions);
-                for other in self.group_mates(key) {
-                    self.write_gang_status(other, actions);
+        self.put_off_evictions();
+        loop {
+            while let Some((at, queue)) = turns.next(&self.queues) {
+                let queue = queue.clone();
+                let first = self.queues.take_first(&queue);
+                if let Some(key) = first {
+                    self.try_one(key, &queue, &mut failed, &mut strict, now);
+                    self.write_tried(key, actions);
+                }
+                if turns.made_at == self.queues.woken {
+                    turns.tried(self, at);
+                } else {
+                    // Others are to be tried as well, or are no more.
+                    self.queues.wake_strict();
+                    strict.begin_anew();
+                    turns = Turns::new(self);
                 }
             }
-            if turns.made_at == self.queues.woken {
-                turns.tried(self, at);
-            } else {
-                // Others are to be tried as well, or are no more.
-                self.queues.wake_strict();
-                strict.begin_anew();
-                turns = Turns::new(self);
+            if !self.take_up_evictions() {
+                return;
             }
+            self.queues.wake_strict();
+            strict.begin_anew();
+            turns = Turns::new(self);
+        }
+    }
+
+    /// What shows of a gang that was tried, and of those that start with it; not yet where it is tried once more.
+    fn write_tried(&mut self, key: GangKey, actions: &mut Vec<Action>) {
+        if self.is_put_off(key) {
+            return;
+        }
+        self.write_gang_status(key, actions);
+        for other in self.group_mates(key) {
+            self.write_gang_status(other, actions);
         }
     }
 
@@ -322,13 +344,23 @@ impl Core {
             | PhaseKind::Evicting
             | PhaseKind::Finished => {}
         }
-        let can_run = |gang: &Gang| !gang.reason.as_ref().is_some_and(Reason::is_lasting);
-        let gang = self.gangs.gangs.get(&key);
-        if gang.is_some_and(|gang| can_run(gang) == gang.wants.is_zero()) {
-            self.note_wants(key);
+        for tried in self.group_mates(key).into_iter().chain([key]) {
+            self.note_tried(tried);
         }
         if is_strict {
             strict.note(self, key);
+        }
+    }
+
+    /// It is known now whether the gang can run at all, with what is there.
+    fn note_tried(&mut self, key: GangKey) {
+        let can_run = |gang: &Gang| !gang.reason.as_ref().is_some_and(Reason::is_lasting);
+        if self.gangs.gangs.get(&key).is_some_and(|gang| can_run(gang) == gang.wants.is_zero()) {
+            self.note_wants(key);
+        }
+        let generation = self.cluster.capacity_generation;
+        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            gang.tried_with = Some(generation);
         }
     }
 

@@ -32,6 +32,10 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    shares_that_move,
+    what_starts_counts_once,
+    never_fits_beside_guarantees,
+    freed_room_counts_for_guarantees,
     story_f_without_preempt,
     story_e_restarting_job_and_urgent_ones,
     story_c_two_tenants,

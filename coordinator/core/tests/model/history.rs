@@ -302,23 +302,17 @@ impl History {
         let after = self.world.seen();
         let is_at_rest = |seen: &Seen| {
             self.last_dropped.is_none()
-                // What can never run asks for a share until that is found out, for the first pass of a fresh coordinator:
-                // an open fault.
                 && seen.view.gangs.iter().all(|gang| {
-                    gang.reason.as_ref().is_none_or(|reason| {
-                        let code = &*reason.code;
-                        code != "MakingRoom" && !reason.text.contains("never")
-                    })
+                    gang.reason.as_ref().is_none_or(|reason| !reason.text.contains("to end on"))
                         && &*gang.phase != "evicting"
                 })
         };
         if !is_at_rest(&before) || !self.away.is_empty() {
             return Ok(());
         }
-        if !watched.made.is_empty() {
-            // It looks at all who wait with the shares of now; the other one did with those of when they came.
-            self.counts.missed = 1;
-            return Ok(());
+        if let Some(made) = watched.made.first() {
+            let before = Model::new(&before).text();
+            return Err(format!("after a restart others go for {:?}; before:\n  {before}", made.plan.gang));
         }
         let places = |seen: &Seen| -> Vec<String> {
             let gangs = seen.view.gangs.iter().map(|gang| {
@@ -328,7 +322,10 @@ impl History {
             gangs.collect()
         };
         match places(&before).iter().zip(&places(&after)).find(|(before, after)| before != after) {
-            Some((before, after)) => Err(format!("after a restart: {before}, then {after}")),
+            Some((was, is)) => Err(format!(
+                "after a restart: {was}, then {is}; before:\n  {}\nafter:",
+                Model::new(&before).text()
+            )),
             None => Ok(()),
         }
     }

@@ -143,7 +143,9 @@ impl Model<'_> {
         let mut gone: Vec<Unit> = Vec::new();
         for (index, victim) in self.seen.view.gangs.iter().enumerate() {
             let Some(victim_spec) = self.spec(victim) else { continue };
-            let mut pods: Vec<_> = self.pods_of(victim_spec).filter(|pod| holds(pod)).collect();
+            // Those that go for others already leave the rest to go as a whole.
+            let mut pods: Vec<_> =
+                self.pods_of(victim_spec).filter(|pod| holds(pod) && !pod.deleting).collect();
             pods.sort_by_key(|pod| (!pod.policy.leads, pod.policy.created, number(&pod.name.name)));
             let going = pods.iter().filter(|pod| names.contains(&*pod.name.name)).count();
             if going == 0 {

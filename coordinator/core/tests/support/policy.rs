@@ -221,7 +221,7 @@ impl World {
             term: 0,
             group_uid: Arc::from(""),
             resource_version: self.next_version,
-            policy: PodPolicy { created: self.now, ends_by: None, ..pod.policy.clone() },
+            policy: PodPolicy { created: self.now, started: None, ends_by: None, ..pod.policy.clone() },
             ..pod
         };
         let event = self.pod_event(&anew);
