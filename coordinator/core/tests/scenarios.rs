@@ -32,6 +32,7 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    true_fixes_of_queues,
     story_f_without_preempt,
     story_e_restarting_job_and_urgent_ones,
     story_c_two_tenants,
