@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::amounts::Amounts;
-use crate::cluster::{InUse, NodeHold, NodeIndex, Taken};
+use crate::cluster::{InUse, Lifted, NodeHold, NodeIndex, Taken};
 use crate::core::{Core, Timer};
 use crate::eviction::sum_of;
 use crate::gang::{Gang, GangKey};
@@ -279,6 +279,15 @@ impl Core {
             overlay.set(index, free, used);
         }
         overlay
+    }
+
+    /// As `overlay_for`, for all of the cluster, until it is put back.
+    pub(crate) fn lift_holds(&mut self, key: GangKey, now: Time) -> Lifted {
+        if !self.has_own_view(key, now) {
+            return Lifted::default();
+        }
+        let lifted = self.lifted_for(key, now);
+        self.cluster.lift(lifted.into_iter().chain([key]))
     }
 
     /// True where it sees other room than everybody.

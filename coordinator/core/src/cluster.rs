@@ -25,7 +25,7 @@ mod usage;
 
 use classes::Classes;
 pub(crate) use classes::{ClassId, ClassIndex};
-pub(crate) use holds::NodeHold;
+pub(crate) use holds::{Lifted, NodeHold};
 pub(crate) use quarantine::{EarlyEnd, Quarantine};
 pub(crate) use usage::InUse;
 

@@ -302,7 +302,7 @@ pub(crate) struct Facts {
 }
 
 impl Tally {
-    fn lost_of(&self, queue: &QueueName, key: ResourceKey) -> u64 {
+    pub(crate) fn lost_of(&self, queue: &QueueName, key: ResourceKey) -> u64 {
         self.lost.get(queue).map_or(0, |lost| lost.get(key))
     }
 

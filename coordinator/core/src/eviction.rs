@@ -20,7 +20,7 @@ use crate::queues::ROOT;
 use crate::reason::{NoEviction, NoEvictionCause, Reason};
 use crate::required::Required;
 use crate::victims::{Guard, NoHelp, Room, Unit, make_room};
-use crate::why::largest_minimum;
+use crate::why::{by_size, largest_minimum};
 
 /// Those named in a reason.
 const NAMED: usize = 4;
@@ -46,11 +46,11 @@ type MemoryKey = (QueueName, i32, bool, ShapeKey);
 
 /// What a look for room found.
 #[derive(Default)]
-struct Look {
-    victims: Victims,
-    tally: Tally,
+pub(crate) struct Look {
+    pub(crate) victims: Victims,
+    pub(crate) tally: Tally,
     /// `None` where nobody may go, or may be asked to.
-    room: Option<Result<Room, NoHelp>>,
+    pub(crate) room: Option<Result<Room, NoHelp>>,
     /// Why, where that says anything.
     cause: Option<NoEvictionCause>,
 }
@@ -122,7 +122,7 @@ impl Core {
         required: &Required,
         lacks: &[Lack],
         now: Time,
-    ) -> Result<(), Option<NoEviction>> {
+    ) -> Result<(), Option<Box<NoEviction>>> {
         if self.rooms.contains_key(&key) {
             return Ok(());
         }
@@ -144,7 +144,7 @@ impl Core {
         {
             let (why, next) = (why.clone(), *next);
             self.timers.extend(next.map(|at| (at, Timer::Gang(key))));
-            return Err(why);
+            return Err(why.map(Box::new));
         }
         let look = self.look_for_room(key, &required.pods, lacks, now);
         let next = look.victims.next;
@@ -156,17 +156,21 @@ impl Core {
             Some(Err(help)) => {
                 let mut spared = look.victims.spared.clone();
                 spared.truncate(NAMED);
-                let cause = self.no_help(required, &look.victims.units, &look.tally, help);
-                Some(NoEviction { cause, spared, lower_to: None })
+                let missing = match &help {
+                    NoHelp::Fit(missing) => by_size(missing, ResourceKey::Gpus),
+                    NoHelp::Quota => Vec::new(),
+                };
+                let cause = self.no_help(required, &look.victims.units, &look.tally, &help);
+                Some(NoEviction { cause, spared, lower_to: None, missing, short: None })
             }
-            None => look.cause.map(|cause| NoEviction { cause, spared: Vec::new(), lower_to: None }),
+            None => look.cause.map(NoEviction::of),
         };
         let why = why.map(|why| self.with_lower(key, required, lacks, why, now));
         self.timers.extend(next.map(|at| (at, Timer::Gang(key))));
         if let Some(memory_key) = memory_key {
             self.eviction_memory.no_help.insert(memory_key, (why.clone(), next));
         }
-        Err(why)
+        Err(why.map(Box::new))
     }
 
     /// What makes two gangs equal here: what did not help one helps none like it.
@@ -203,7 +207,13 @@ impl Core {
     }
 
     /// Looks for room for these pods of a gang. Changes nothing.
-    fn look_for_room(&mut self, key: GangKey, pods: &[Candidate], lacks: &[Lack], now: Time) -> Look {
+    pub(crate) fn look_for_room(
+        &mut self,
+        key: GangKey,
+        pods: &[Candidate],
+        lacks: &[Lack],
+        now: Time,
+    ) -> Look {
         let all = self.all_evictable();
         let asked = sum_of(pods);
         let over_share = self.over_share(key, &asked);
@@ -352,14 +362,22 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get(&key) else { return Err(reason) };
         if self.check_pods(gang, required).is_err() {
             let may = !self.is_overdue(gang) && self.could_free_quota(key, charge, &lacks);
-            return if may { Ok(Vec::new()) } else { Err(reason) };
+            if may {
+                return Ok(Vec::new());
+            }
+            let short = self.short_for_admission(key, charge, &lacks, &reason);
+            reason
+                .set_eviction(short.map(|_| NoEviction { short, ..NoEviction::of(NoEvictionCause::Quota) }));
+            return Err(reason);
         }
         match self.evict_for(key, required, &lacks, now) {
             Ok(()) => Ok(Vec::new()),
             Err(why) => {
-                if let Reason::QuotaUsed { eviction, .. } = &mut reason {
-                    *eviction = why.map(Box::new);
-                }
+                let is_of_quota = why.as_ref().is_some_and(|why| why.cause == NoEvictionCause::Quota);
+                let short =
+                    is_of_quota.then(|| self.short_with_evictions(key, required, &lacks, &reason, now));
+                let short = short.flatten();
+                reason.set_eviction(why.map(|why| NoEviction { short, ..*why }));
                 Err(reason)
             }
         }
@@ -384,7 +402,7 @@ impl Core {
             Ok(()) => self.making_room(key).unwrap_or(reason),
             Err(why) => {
                 if let Reason::NoRoom(room) = &mut reason {
-                    room.eviction = why.map(Box::new);
+                    room.eviction = why;
                 }
                 reason
             }
@@ -422,30 +440,33 @@ impl Core {
     /// True where what may be evicted for the gang would give its quota the room that it lacks, though its pods do not
     /// exist yet.
     pub(crate) fn could_free_quota(&mut self, key: GangKey, asked: &Amounts, lacks: &[Lack]) -> bool {
-        let all = self.all_evictable();
-        let over_share = self.over_share(key, asked).is_some();
-        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
-        if never_evicts(self, &gang.spec) {
-            return false;
-        }
-        let queue = gang.spec.queue.clone();
-        let mut victims = self.victims_for(gang, &all, self.settings.reclaim && !over_share);
-        victims.units.sort_by_key(|unit| unit.rank);
-        let mut tally = self.tally(&queue, &victims, asked, lacks);
-        for unit in &victims.units {
-            if tally.frees_quota(unit) && tally.may_go(unit) {
-                tally.gone(unit);
-            }
-        }
-        tally.has_quota()
+        let found = self.victims_for_quota(key, asked, lacks);
+        found.is_some_and(|(victims, tally)| all_gone(&victims.units, tally).has_quota())
     }
 
-    fn no_help(&self, required: &Required, units: &[Unit], tally: &Tally, help: NoHelp) -> NoEvictionCause {
-        let fit = match help {
+    /// What may be evicted for the gang; `None` where nothing ever is.
+    pub(crate) fn victims_for_quota(
+        &mut self,
+        key: GangKey,
+        asked: &Amounts,
+        lacks: &[Lack],
+    ) -> Option<(Victims, Tally)> {
+        let all = self.all_evictable();
+        let over_share = self.over_share(key, asked).is_some();
+        let gang = self.gangs.gangs.get(&key).filter(|gang| !never_evicts(self, &gang.spec))?;
+        let queue = gang.spec.queue.clone();
+        let victims = self.victims_for(gang, &all, self.settings.reclaim && !over_share);
+        let tally = self.tally(&queue, &victims, asked, lacks);
+        Some((victims, tally))
+    }
+
+    fn no_help(&self, required: &Required, units: &[Unit], tally: &Tally, help: &NoHelp) -> NoEvictionCause {
+        let missing = match help {
             NoHelp::Quota => return NoEvictionCause::Quota,
             NoHelp::Fit(_) if units.is_empty() => return NoEvictionCause::Protected,
-            NoHelp::Fit(fit) => fit,
+            NoHelp::Fit(missing) => missing,
         };
+        let fit = u32::try_from(required.pods.len().saturating_sub(missing.len())).unwrap_or(u32::MAX);
         let largest = required.pods.iter().max_by_key(|pod| pod.need.gpus);
         let Some(need) = largest.map(|pod| pod.need.clone()) else { return NoEvictionCause::Protected };
         let mut best = 0;
@@ -463,6 +484,18 @@ impl Core {
         let (asked, minimum) = (u64::from(need.gpus), required.minimum.max(1));
         NoEvictionCause::Fit { fit, minimum, best, asked, kept_from }
     }
+}
+
+/// Once all went that may and give quota back that is lacking.
+pub(crate) fn all_gone(units: &[Unit], mut tally: Tally) -> Tally {
+    let mut in_order: Vec<&Unit> = units.iter().collect();
+    in_order.sort_by_key(|unit| unit.rank);
+    for unit in in_order {
+        if tally.frees_quota(unit) && tally.may_go(unit) {
+            tally.gone(unit);
+        }
+    }
+    tally
 }
 
 /// What keeps a pod from a node, whoever goes.

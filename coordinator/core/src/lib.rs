@@ -48,6 +48,7 @@ mod retry;
 mod round;
 pub mod settings;
 mod shares;
+mod shortfall_of_quota;
 mod show;
 mod status;
 mod strict;

@@ -252,7 +252,10 @@ impl Core {
                 Ok(())
             }
             Err(shortfall) => {
+                // What is held for it, and what it may take from others, counts as free for it.
+                let lifted = self.lift_holds(key, now);
                 let (reason, never) = self.diagnose(&shape, required, &shortfall);
+                self.cluster.put_back(lifted);
                 if !has_own_view {
                     failed.insert(shape_key, (reason.clone(), never));
                 }
@@ -281,7 +284,8 @@ impl Core {
                 self.consider_hold(key, required, now);
                 if let Reason::NoRoom(room) = &mut reason {
                     room.lower_to = room.lower_to.max(why.as_ref().and_then(|why| why.lower_to));
-                    room.eviction = why.map(Box::new);
+                    room.count_on_evictions(why.as_deref());
+                    room.eviction = why;
                 }
                 (reason, false)
             }

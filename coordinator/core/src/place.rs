@@ -430,10 +430,14 @@ fn by_task(pods: &[Candidate]) -> Vec<(&Arc<str>, Vec<Candidate>)> {
     groups
 }
 
-/// How many of `pods` could be placed together if those that fit nowhere were left out.
-pub(crate) fn place_most(cluster: &Cluster, shape: &GangShape, pods: &[Candidate]) -> u32 {
-    let mut overlay = Overlay::default();
-    let mut count = 0;
+/// Those of `pods` that fit nowhere, if all others were placed together.
+pub(crate) fn left_over(
+    cluster: &Cluster,
+    mut overlay: Overlay,
+    shape: &GangShape,
+    pods: &[Candidate],
+) -> Vec<Candidate> {
+    let mut all = Vec::new();
     for (task, group) in by_task(pods) {
         let models = if shape.mixed_models {
             vec![Models::Any]
@@ -444,25 +448,28 @@ pub(crate) fn place_most(cluster: &Cluster, shape: &GangShape, pods: &[Candidate
             let mut trial = overlay.clone();
             // Room only shrinks: one like it did not fit, nor does this one.
             let mut failed: Option<Arc<PodNeed>> = None;
-            let fits = |candidate: &&Candidate| {
+            let has_no_place = |candidate: &&Candidate| {
                 if failed.as_ref().is_some_and(|need| Arc::ptr_eq(need, &candidate.need)) {
-                    return false;
+                    return true;
                 }
                 let place = choose(cluster, &mut trial, &candidate.need, models);
                 match place {
                     Some((node, mask)) => trial.take(cluster, &candidate.need, node, mask),
                     None => failed = Some(candidate.need.clone()),
                 }
-                place.is_some()
+                place.is_none()
             };
-            (group.iter().filter(fits).count(), trial)
+            (group.iter().filter(has_no_place).cloned().collect::<Vec<_>>(), trial)
         });
-        if let Some((fit, best)) = trials.max_by_key(|(fit, _)| *fit) {
-            count += u32::try_from(fit).unwrap_or(u32::MAX);
-            overlay = best;
+        match trials.rev().min_by_key(|(left, _)| left.len()) {
+            Some((left, best)) => {
+                all.extend(left);
+                overlay = best;
+            }
+            None => all.extend(group),
         }
     }
-    count
+    all
 }
 
 /// Nodes that could take one such pod now.

@@ -100,7 +100,15 @@ impl Over {
         if ceiling_of == queue {
             return Reason::QuotaUsed { queue, resource, limit, used, asked, eviction: None };
         }
-        let held = QueueHeld::AncestorUsed { queue, ancestor: ceiling_of, resource, limit, used, asked };
+        let held = QueueHeld::AncestorUsed {
+            queue,
+            ancestor: ceiling_of,
+            resource,
+            limit,
+            used,
+            asked,
+            eviction: None,
+        };
         Reason::Queue(Box::new(held))
     }
 }

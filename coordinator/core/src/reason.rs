@@ -23,6 +23,7 @@ pub use eviction::{HeldFor, HoldCause, MakingRoom, NoEviction, NoEvictionCause, 
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use queue::QueueHeld;
+use queue::short_of;
 pub use room::{Closed, NoRoom};
 use room::{amount_of, lower, name_closed, open_and_change, open_nodes, or_change, pods};
 pub use together::Together;
@@ -194,6 +195,27 @@ impl Reason {
         }
     }
 
+    /// The ceiling that is reached, where one is: whose, and of what.
+    pub(crate) fn ceiling(&self) -> Option<(&QueueName, &str)> {
+        match self {
+            Self::QuotaUsed { queue, resource, .. } => Some((queue, resource)),
+            Self::Queue(held) => held.ceiling(),
+            _ => None,
+        }
+    }
+
+    /// Says why nobody is evicted for it, where it waits for quota.
+    pub(crate) fn set_eviction(&mut self, why: Option<NoEviction>) {
+        let of_queue = match self {
+            Self::QuotaUsed { eviction, .. } => Some(eviction),
+            Self::Queue(held) => held.eviction_mut(),
+            _ => None,
+        };
+        if let Some(eviction) = of_queue {
+            *eviction = why.map(Box::new);
+        }
+    }
+
     /// It waits until others leave nodes, or nodes open.
     pub(crate) const fn is_for_room(&self) -> bool {
         matches!(
@@ -284,8 +306,8 @@ impl Reason {
                 format_amount(resource, *asked),
                 lower(*lower_to)
             ),
-            Self::QuotaUsed { queue, resource, limit, used, asked, .. } => {
-                let short = used.saturating_add(*asked).saturating_sub(*limit);
+            Self::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
+                let short = short_of(*limit, *used, *asked, eviction.as_deref());
                 format!(
                     "wait for {} of Queue {queue} to be given back, or raise its capability {resource} by {}",
                     amount_of(resource, short),

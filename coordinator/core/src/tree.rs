@@ -200,6 +200,47 @@ impl Queues {
         siblings.cloned().collect()
     }
 
+    /// By how much which guarantees are to be lowered, so that `by` less is set aside for these queues. `all`: whether it is
+    /// used or not.
+    pub(crate) fn less_guaranteed(
+        &self,
+        owners: &[QueueName],
+        key: ResourceKey,
+        all: bool,
+        by: u64,
+    ) -> Vec<(QueueName, u64)> {
+        let mut lower = Vec::new();
+        self.lower_each(owners.iter(), key, all, by, &mut lower);
+        lower
+    }
+
+    fn lower_each<'a>(
+        &self,
+        queues: impl Iterator<Item = &'a QueueName>,
+        key: ResourceKey,
+        all: bool,
+        mut by: u64,
+        lower: &mut Vec<(QueueName, u64)>,
+    ) {
+        for (name, queue) in queues.filter_map(|name| Some((name, self.queues.get(name)?))) {
+            let kept = |queue: &Queue| if all { queue.kept.get(key) } else { queue.unmet.get(key) };
+            let part = kept(queue).min(by);
+            by -= part;
+            // What is kept for a queue is its own guarantee or that of those below it, whichever is more: both go down.
+            let rest = kept(queue) - part;
+            let used = if all { 0 } else { queue.allocated.get(key) };
+            let own = queue.guarantee.get(key).saturating_sub(used);
+            if own > rest {
+                lower.push((name.clone(), own - rest));
+            }
+            let children = || queue.children.iter();
+            let below: u64 = children().filter_map(|child| self.queues.get(child)).map(kept).sum();
+            if below > rest {
+                self.lower_each(children(), key, all, below - rest, lower);
+            }
+        }
+    }
+
     /// The siblings of a queue, and of each above it.
     fn siblings_above(&self, name: &QueueName) -> impl Iterator<Item = &QueueName> {
         self.up_from(name).flat_map(|(own, queue)| {

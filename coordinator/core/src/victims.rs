@@ -19,7 +19,7 @@ use crate::amounts::Amounts;
 use crate::cluster::{Cluster, InUse, NodeIndex};
 use crate::gang::GangKey;
 use crate::place::{
-    Candidate, GangShape, Models, Overlay, Placed, PodNeed, models_of, place, tasks_with_models,
+    Candidate, GangShape, Models, Overlay, Placed, PodNeed, left_over, models_of, place, tasks_with_models,
 };
 use crate::predicates;
 
@@ -87,12 +87,12 @@ pub(crate) struct Room {
 }
 
 /// How far it came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum NoHelp {
     /// The gang's quota has no room, whatever may go.
     Quota,
-    /// So many of its pods would fit.
-    Fit(u32),
+    /// These of its pods would not fit.
+    Fit(Vec<Candidate>),
 }
 
 /// How bad it is to take a node.
@@ -313,8 +313,8 @@ impl<G: Guard> Search<'_, G> {
         self.guard.has_quota()
     }
 
-    /// Gives each pod the node on which the least has to go; how many got one, where not all did.
-    fn place(&mut self, pods: &[Candidate], models: Models) -> Result<(), u32> {
+    /// Gives each pod the node on which the least has to go; how many got none, where not all did.
+    fn place(&mut self, pods: &[Candidate], models: Models) -> Result<(), usize> {
         let nodes: Vec<NodeIndex> = self.cluster.nodes().map(|(index, _)| index).collect();
         let mut known: Option<Arc<PodNeed>> = None;
         let mut choices: BTreeSet<(Cost, Vec<usize>)> = BTreeSet::new();
@@ -326,7 +326,7 @@ impl<G: Guard> Search<'_, G> {
             }
             loop {
                 let Some((cost, _)) = choices.pop_first() else {
-                    return Err(u32::try_from(done).unwrap_or(u32::MAX));
+                    return Err(pods.len() - done);
                 };
                 // What went since may have changed what this node costs, or whether its units may still go.
                 let now = self.choice(cost.node, need, models);
@@ -389,22 +389,25 @@ pub(crate) fn make_room<G: Guard>(
     if !search.free_quota() {
         return Err(NoHelp::Quota);
     }
+    let mut missing = Vec::new();
     for (group, models) in tasks_with_models(cluster, shape, pods) {
-        let (mut best, mut nearest): (Option<Search<'_, G>>, u32) = (None, 0);
+        let mut best: Option<(usize, Search<'_, G>)> = None;
         for models in models {
             let mut trial = search.clone();
-            match trial.place(&group, models) {
-                Ok(()) if best.as_ref().is_none_or(|known| trial.worse_than(known).is_lt()) => {
-                    best = Some(trial);
-                }
-                Ok(()) => {}
-                Err(fit) => nearest = nearest.max(fit),
+            let left = trial.place(&group, models).err().unwrap_or(0);
+            let is_better = |(known_left, known): &(usize, Search<'_, G>)| {
+                left < *known_left || (left == *known_left && trial.worse_than(known).is_lt())
+            };
+            if best.as_ref().is_none_or(is_better) {
+                best = Some((left, trial));
             }
         }
-        match best {
-            Some(found) => search = found,
-            None => return Err(NoHelp::Fit(nearest)),
-        }
+        let left = best.as_ref().map_or(group.len(), |(left, _)| *left);
+        missing.extend_from_slice(&group[group.len() - left..]);
+        search = best.map_or(search, |(_, found)| found);
+    }
+    if !missing.is_empty() {
+        return Err(NoHelp::Fit(missing));
     }
     let chosen = search.order.clone();
     finish(cluster, base, units, guard, shape, pods, chosen)
@@ -443,7 +446,8 @@ fn finish<G: Guard>(
     mut chosen: Vec<usize>,
 ) -> Result<Room, NoHelp> {
     let fits = |gone: &[usize]| place(cluster, &mut without(cluster, base, units, gone), shape, pods);
-    let mut placed = fits(&chosen).map_err(|shortfall| NoHelp::Fit(shortfall.fit))?;
+    let left = |gone: &[usize]| left_over(cluster, without(cluster, base, units, gone), shape, pods);
+    let mut placed = fits(&chosen).map_err(|_| NoHelp::Fit(left(&chosen)))?;
     if pods.len().saturating_mul(chosen.len()) <= MOST_TRIALS && !planted::is(Bug::EvictInVain) {
         let mut by_rank = chosen.clone();
         by_rank.sort_by_key(|at| Reverse(units[*at].rank));

@@ -10,7 +10,7 @@ use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::{Cluster, Node, NodeIndex, Taken};
 use crate::gang::natural;
-use crate::place::{GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, place, place_most};
+use crate::place::{Candidate, GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, left_over, place};
 use crate::predicates::{self, Obstacle};
 use crate::reason::{Closed, NoRoom, Reason, Unsuited};
 use crate::required::Required;
@@ -53,7 +53,8 @@ pub(crate) fn diagnose(
             let room = Box::new(no_room(cluster, required, shape, need));
             return (Reason::NodesClosed { nodes, room }, true);
         }
-        let fit = place_most(empty, shape, &required.pods);
+        let fit =
+            count_of(&required.pods) - count_of(&left_over(empty, Overlay::default(), shape, &required.pods));
         let mut left_out = left_out(empty, shape, required, &ever.need);
         let closed =
             left_out.as_mut().map(|out| open_and_change(&open, &closed, shape, required, out, &ever.need));
@@ -165,6 +166,22 @@ pub(crate) fn largest_minimum(all: u32, mut starts: impl FnMut(u32) -> bool) -> 
     (fits > 0).then_some(fits)
 }
 
+fn count_of(pods: &[Candidate]) -> u32 {
+    u32::try_from(pods.len()).unwrap_or(u32::MAX)
+}
+
+/// How many of these pods, one after the other, ask for the same of something, and how much each does.
+pub(crate) fn by_size(pods: &[Candidate], key: ResourceKey) -> Vec<(u32, u64)> {
+    let mut all: Vec<(u32, u64)> = Vec::new();
+    for asked in pods.iter().map(|pod| pod.need.amounts.get(key)) {
+        match all.last_mut().filter(|(_, known)| *known == asked) {
+            Some((count, _)) => *count += 1,
+            None => all.push((1, asked)),
+        }
+    }
+    all
+}
+
 /// A pod as text: `8 nvidia.com/gpu, 32 cpu`.
 fn describe(cluster: &Cluster, need: &PodNeed) -> Arc<str> {
     let part = |key: ResourceKey| {
@@ -266,7 +283,7 @@ fn has_room(cluster: &Cluster, index: NodeIndex, need: &PodNeed, leaving: &[(Nod
 }
 
 fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &PodNeed) -> NoRoom {
-    let fit = place_most(cluster, shape, &required.pods);
+    let missing = left_over(cluster, Overlay::default(), shape, &required.pods);
     let open: Vec<&Node> = cluster
         .nodes()
         .map(|(_, node)| node)
@@ -291,7 +308,8 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         .map(|(name, _)| cluster.find(name).map_or(0, |index| cluster.node(index).capacity.get(key)))
         .collect();
     NoRoom {
-        fit,
+        fit: count_of(&required.pods) - count_of(&missing),
+        missing: by_size(&missing, key),
         minimum: required.minimum,
         pods: required.all,
         resource: Arc::from(cluster.resources.name(key)),

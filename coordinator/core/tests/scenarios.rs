@@ -36,6 +36,7 @@ scenarios! {
     what_starts_counts_once,
     never_fits_beside_guarantees,
     freed_room_counts_for_guarantees,
+    true_fixes_of_queues,
     story_f_without_preempt,
     story_e_restarting_job_and_urgent_ones,
     story_c_two_tenants,

@@ -87,7 +87,40 @@ impl Node {
     }
 }
 
+/// Holds that are lifted for a look, and the generations of the cluster before that.
+#[derive(Debug, Default)]
+pub(crate) struct Lifted {
+    holds: Vec<(NodeIndex, GangKey, NodeHold)>,
+    room_generation: u64,
+}
+
 impl Cluster {
+    /// Lifts what is held for these gangs, for a look at the cluster: it is put back before anything else happens.
+    pub(crate) fn lift(&mut self, keys: impl Iterator<Item = GangKey>) -> Lifted {
+        let mut lifted = Lifted { holds: Vec::new(), room_generation: self.room_generation };
+        for key in keys {
+            let nodes: Vec<NodeIndex> = self.held_for(key).collect();
+            for index in nodes {
+                if let Some(hold) = self.nodes[index.0 as usize].holds.remove(&key) {
+                    lifted.holds.push((index, key, hold));
+                    self.fold_holds(index);
+                }
+            }
+        }
+        lifted
+    }
+
+    pub(crate) fn put_back(&mut self, lifted: Lifted) {
+        if lifted.holds.is_empty() {
+            return;
+        }
+        for (index, key, hold) in lifted.holds {
+            self.nodes[index.0 as usize].holds.insert(key, hold);
+            self.fold_holds(index);
+        }
+        self.room_generation = lifted.room_generation;
+    }
+
     /// Keeps room of a node free for a gang. These leases use a part of it, and are to go.
     pub(crate) fn hold<'a>(
         &mut self,

@@ -68,6 +68,20 @@ pub struct NoEviction {
     pub spared: Vec<Spared>,
     /// The largest minimum for which evictions would make room, where there is one.
     pub lower_to: Option<u32>,
+    /// Pods that would not fit though others went: how many, and how many GPUs each asks for. Empty where others going
+    /// does not help at all.
+    #[serde(default)]
+    pub missing: Vec<(u32, u64)>,
+    /// What of the ceiling would be lacking once others went; `None` where others going does not help at all.
+    #[serde(default)]
+    pub short: Option<u64>,
+}
+
+impl NoEviction {
+    /// A cause of which no more is to be said.
+    pub(crate) const fn of(cause: NoEvictionCause) -> Self {
+        Self { cause, spared: Vec::new(), lower_to: None, missing: Vec::new(), short: None }
+    }
 }
 
 /// What stands against it.

@@ -7,6 +7,7 @@ use phalanx_common::ids::{GangName, NodeName, QueueName};
 use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 use serde::{Deserialize, Serialize};
 
+use super::NoEviction;
 use crate::queues::{QueueProblem, ROOT};
 
 /// What about its queue, beside that queue's own ceiling, keeps a gang waiting.
@@ -26,6 +27,9 @@ pub enum QueueHeld {
         used: u64,
         /// What the gang's minimum asks.
         asked: u64,
+        /// Why nobody is evicted for it, where somebody could be.
+        #[serde(default)]
+        eviction: Option<Box<NoEviction>>,
     },
     /// It asks for more than the ceiling of a queue above it.
     AboveAncestor {
@@ -90,6 +94,9 @@ pub enum QueueHeld {
         asked: u64,
         /// It is more than others would ever leave.
         never: bool,
+        /// By how much less which of them would do, those below them included: one choice of several.
+        #[serde(default)]
+        lower: Vec<(QueueName, u64)>,
     },
     /// Its queue serves strictly in order, and one that waits before it could use the same nodes.
     Behind {
@@ -125,6 +132,22 @@ impl QueueHeld {
         )
     }
 
+    /// The ceiling that is reached, where one is: whose, and of what.
+    pub(super) fn ceiling(&self) -> Option<(&QueueName, &str)> {
+        match self {
+            Self::AncestorUsed { ancestor, resource, .. } => Some((ancestor, resource)),
+            _ => None,
+        }
+    }
+
+    /// Why nobody is evicted for it, to be set.
+    pub(super) const fn eviction_mut(&mut self) -> Option<&mut Option<Box<NoEviction>>> {
+        match self {
+            Self::AncestorUsed { eviction, .. } => Some(eviction),
+            _ => None,
+        }
+    }
+
     /// Short name, stable.
     pub(super) const fn code(&self) -> &'static str {
         match self {
@@ -142,8 +165,8 @@ impl QueueHeld {
     /// The nearest fix.
     pub(super) fn fix(&self) -> String {
         match self {
-            Self::AncestorUsed { ancestor, resource, limit, used, asked, .. } => {
-                let over = used.saturating_add(*asked).saturating_sub(*limit);
+            Self::AncestorUsed { ancestor, resource, limit, used, asked, eviction, .. } => {
+                let over = short_of(*limit, *used, *asked, eviction.as_deref());
                 let more = format_amount(resource, over);
                 format!(
                     "wait for {} of Queue {ancestor} to be given back, or raise its capability {resource} by {more}",
@@ -177,15 +200,14 @@ impl QueueHeld {
                     "add {namespace} to namespaces of QueuePolicy {queue}, or name another one in spec.queue"
                 )
             }
-            Self::Guaranteed { resource, capacity, used, kept, owners, asked, never, .. } => {
+            Self::Guaranteed { resource, capacity, used, kept, asked, never, lower, .. } => {
                 let used = if *never { 0 } else { *used };
                 let over = used.saturating_add(*kept).saturating_add(*asked).saturating_sub(*capacity);
-                let queues = match owners.len() {
-                    1 => format!("of Queue {}", list(owners.iter())),
-                    _ => format!("of Queues {} together", list(owners.iter())),
+                let each = |(queue, by): &(QueueName, u64)| {
+                    format!("of Queue {queue} by {}", format_amount(resource, *by))
                 };
-                let lower =
-                    format!("lower guarantee {resource} {queues} by {}", format_amount(resource, over));
+                let lower = lower.iter().map(each).collect::<Vec<_>>().join(" and ");
+                let lower = format!("lower guarantee {resource} {lower}");
                 if *never {
                     return lower;
                 }
@@ -196,6 +218,12 @@ impl QueueHeld {
             }
         }
     }
+}
+
+/// What a gang lacks of a ceiling: where others would be evicted for the rest, that is not waited for.
+pub(super) fn short_of(limit: u64, used: u64, asked: u64, eviction: Option<&NoEviction>) -> u64 {
+    let short = used.saturating_add(asked).saturating_sub(limit);
+    eviction.and_then(|eviction| eviction.short).map_or(short, |left| left.min(short))
 }
 
 fn amount_of(amount: u64, resource: &str) -> String {
@@ -251,14 +279,15 @@ impl QueueHeld {
     /// Those that say how much of a resource there is.
     fn fmt_amounts(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AncestorUsed { queue, ancestor, resource, limit, used, asked } => {
+            Self::AncestorUsed { queue, ancestor, resource, limit, used, asked, eviction } => {
                 let [limit, used, asked] =
                     [limit, used, asked].map(|amount| format_amount(resource, *amount));
                 write!(
                     formatter,
                     "queue {queue} quota: ancestor {ancestor}: capability {resource} {limit}, used or admitted {used}, \
                      asked {asked}"
-                )
+                )?;
+                eviction.as_ref().map_or(Ok(()), |eviction| write!(formatter, "; {eviction}"))
             }
             Self::AboveAncestor { queue, ancestor, resource, limit, asked, .. } => {
                 let [limit, asked] = [limit, asked].map(|amount| format_amount(resource, *amount));
@@ -268,7 +297,7 @@ impl QueueHeld {
                      {asked}: it can never run there"
                 )
             }
-            Self::Guaranteed { queue, resource, capacity, used, kept, owners, asked, never } => {
+            Self::Guaranteed { queue, resource, capacity, used, kept, owners, asked, never, .. } => {
                 let amounts = [capacity, used, kept, asked];
                 let [capacity, used, kept, asked] = amounts.map(|amount| format_amount(resource, *amount));
                 let owners = list(owners.iter());

@@ -14,6 +14,10 @@ use super::{Held, HeldFor, MIX_FIX, NoEviction, OtherHolder, Unmet, Unsuited};
 pub struct NoRoom {
     /// Pods that would fit now.
     pub fit: u32,
+    /// Pods that would not fit, though others were evicted where that helps: how many, and how much of the resource each
+    /// asks for. Empty where only the first that does not fit is known.
+    #[serde(default)]
+    pub missing: Vec<(u32, u64)>,
     /// Pods that must start together.
     pub minimum: u32,
     /// Pods that take part.
@@ -119,7 +123,10 @@ impl NoRoom {
         if self.mixed_models_would_fit {
             return MIX_FIX.to_owned();
         }
-        let missing = self.minimum.saturating_sub(self.fit);
+        let missing: u32 = match self.missing.iter().map(|(count, _)| *count).sum() {
+            0 => self.minimum.saturating_sub(self.fit),
+            missing => missing,
+        };
         if let Some(unmet) = self.left_out.as_ref().and_then(|out| out.in_use()) {
             let nodes = if missing == 1 { "1 more node".to_owned() } else { format!("{missing} more nodes") };
             let what = match unmet {
@@ -129,13 +136,42 @@ impl NoRoom {
             return format!("wait until {what}{}", lower(self.lower_to));
         }
         format!(
-            "wait for room for {} of {}{}{}{}",
+            "wait for room for {}{}{}{}",
             pods(missing, "more "),
-            amount_of(&self.resource, self.asked),
-            if missing == 1 { "" } else { " each" },
+            self.sizes(missing),
             lower(self.lower_to),
             or_change(self.left_out.as_deref())
         )
+    }
+}
+
+impl NoRoom {
+    /// Once there is room for some of its pods, others are evicted for the rest: then that is not waited for.
+    pub(crate) fn count_on_evictions(&mut self, why: Option<&NoEviction>) {
+        let sum =
+            |sizes: &[(u32, u64)]| sizes.iter().map(|(count, asked)| u64::from(*count) * asked).sum::<u64>();
+        let missing = why.map(|why| &why.missing).filter(|missing| !missing.is_empty());
+        if let Some(missing) = missing.filter(|missing| sum(missing) < sum(&self.missing))
+            && &*self.resource == NVIDIA_GPU
+        {
+            self.missing.clone_from(missing);
+        }
+    }
+
+    /// What so many pods that are missing ask for: ` of 2 GPUs each`, `: 1 of 4 GPUs, 2 of 1 GPU`.
+    fn sizes(&self, missing: u32) -> String {
+        let amount = |asked: u64| amount_of(&self.resource, asked);
+        match &self.missing[..] {
+            [_, _, ..] => {
+                let sizes =
+                    self.missing.iter().map(|(count, asked)| format!("{count} of {}", amount(*asked)));
+                format!(": {}", sizes.collect::<Vec<_>>().join(", "))
+            }
+            one => {
+                let asked = one.first().map_or(self.asked, |(_, asked)| *asked);
+                format!(" of {}{}", amount(asked), if missing == 1 { "" } else { " each" })
+            }
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use super::{Example, also, example};
 pub fn room(minimum: u32, fit: u32, pods: u32, asked: u64) -> NoRoom {
     NoRoom {
         fit,
+        missing: vec![(minimum - fit, asked)],
         minimum,
         pods,
         resource: NVIDIA_GPU.into(),
@@ -61,11 +62,13 @@ fn of_what_is_held() -> Vec<Example> {
     vec![also(Reason::NoRoom(Box::new(NoRoom { holds, ..room(1, 0, 1, 4) })))]
 }
 
+pub fn because(cause: NoEvictionCause) -> NoEviction {
+    NoEviction { cause, spared: Vec::new(), lower_to: None, missing: Vec::new(), short: None }
+}
+
 /// Somebody could be evicted, and is not.
 fn without_evictions() -> Vec<Example> {
-    let spared =
-        |spared| NoEviction { cause: NoEvictionCause::Protected, spared: vec![spared], lower_to: None };
-    let because = |cause| NoEviction { cause, spared: Vec::new(), lower_to: None };
+    let spared = |spared| NoEviction { spared: vec![spared], ..because(NoEvictionCause::Protected) };
     let fit = NoEvictionCause::Fit { fit: 1, minimum: 2, best: 8, asked: 8, kept_from: Vec::new() };
     let over_share = NoEvictionCause::OverShare {
         queue: "vision".into(),
@@ -92,7 +95,11 @@ fn without_evictions() -> Vec<Example> {
         spared(until),
     ];
     let reason = |eviction| NoRoom { eviction: Some(Box::new(eviction)), ..room(2, 0, 2, 8) };
-    all.into_iter().map(|eviction| also(Reason::NoRoom(Box::new(reason(eviction))))).collect()
+    let mut all: Vec<NoRoom> = all.into_iter().map(reason).collect();
+    // Others go for the rest once there is room for this one.
+    all[2].missing = vec![(1, 8)];
+    let sizes = NoRoom { missing: vec![(1, 8), (2, 4)], ..room(3, 0, 3, 8) };
+    all.into_iter().chain([sizes]).map(|room| also(Reason::NoRoom(Box::new(room)))).collect()
 }
 
 fn of_the_nodes() -> Vec<Example> {

@@ -5,6 +5,7 @@ use phalanx_common::resources::NVIDIA_GPU;
 use phalanx_core::queues::QueueProblem;
 use phalanx_core::reason::{NoEviction, NoEvictionCause, QueueHeld, Reason};
 
+use super::nodes::because;
 use super::{Example, also, example};
 
 pub fn examples() -> Vec<Example> {
@@ -16,7 +17,7 @@ fn held(held: QueueHeld) -> Reason {
 }
 
 fn of_the_queue() -> Vec<Example> {
-    let eviction = NoEviction { cause: NoEvictionCause::Quota, spared: Vec::new(), lower_to: None };
+    let eviction = NoEviction { short: Some(4), ..because(NoEvictionCause::Quota) };
     vec![
         example(
             "The queue takes no new gangs. Gangs that were admitted before go on.",
@@ -34,7 +35,8 @@ fn of_the_queue() -> Vec<Example> {
             },
         ),
         example(
-            "It would fit under the ceiling, and gangs ahead of it, or that run, have used it up.",
+            "It would fit under the ceiling, and gangs ahead of it, or that run, have used it up. Where \
+             others would be evicted for a part of it, the fix says the rest.",
             Reason::QuotaUsed {
                 queue: "vision".into(),
                 resource: NVIDIA_GPU.into(),
@@ -89,6 +91,7 @@ fn of_those_above() -> Vec<Example> {
                 limit: 8,
                 used: 8,
                 asked: 8,
+                eviction: None,
             }),
         ),
         example(
@@ -118,6 +121,7 @@ fn of_others() -> Vec<Example> {
                 owners: vec!["serving".into()],
                 asked: 16,
                 never: false,
+                lower: vec![("serving".into(), 8)],
             }),
         ),
         example(

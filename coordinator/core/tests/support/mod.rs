@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod changes;
 mod claims;
 mod constrained;
 pub mod play;
@@ -29,7 +30,7 @@ use phalanx_core::reason::Reason;
 use phalanx_core::{Core, Settings, invariants, is_believable};
 
 /// One fake agent.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Agent {
     inventory: Option<Inventory>,
     session: u64,
@@ -51,6 +52,7 @@ struct Agent {
 }
 
 /// The world.
+#[derive(Clone)]
 pub struct World {
     core: Core,
     term: u64,
@@ -88,6 +90,8 @@ pub struct World {
     next_version: u64,
     next_uid: u64,
     pub evictions: u32,
+    /// Bindings that took effect, by gang.
+    bindings: BTreeMap<GangName, u32>,
     /// What happens to pods that are told to go.
     endings: policy::Endings,
     /// Policies of queues and disruption budgets, as they are stored.
@@ -138,6 +142,7 @@ impl World {
             next_version: 0,
             next_uid: 0,
             evictions: 0,
+            bindings: BTreeMap::new(),
             endings: policy::Endings::default(),
             rules: BTreeMap::new(),
             watch: watch::Watch::default(),
@@ -259,7 +264,7 @@ impl World {
         }
         assert!(self.queue.is_empty(), "never settles");
         // After a settle the next cycles do nothing.
-        for _ in 0..50 {
+        for _ in 0..if self.checks { 50 } else { 3 } {
             self.cycle();
             assert!(self.queue.is_empty(), "not settled: {:?}", self.queue);
         }
@@ -447,6 +452,7 @@ impl World {
             if let Some(stored) = self.pods.get_mut(pod) {
                 stored.binding = Some(binding);
                 stored.term = term.counter;
+                *self.bindings.entry(stored.gang.clone()).or_default() += 1;
                 if local {
                     stored.phase = PodPhase::Running;
                 }

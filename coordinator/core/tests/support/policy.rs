@@ -150,7 +150,7 @@ pub fn set(settings: &mut Settings, key: &str, value: &str) {
 
 /// What happens to pods that are told to go: `gang G … dies=30 exit=0 recreated=yes`. Without `dies` they end at once,
 /// where kubelets stop pods.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Endings {
     /// By gang: how long its pods take to end, `None` = for ever, and whether they exit with 0.
     dies: BTreeMap<String, (Option<u64>, bool)>,

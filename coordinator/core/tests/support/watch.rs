@@ -30,6 +30,7 @@ pub struct Seen {
 }
 
 /// A plan that evicts others.
+#[derive(Clone)]
 pub struct Made {
     pub plan: GangPlan,
     pub seen: Seen,
@@ -38,7 +39,7 @@ pub struct Made {
 }
 
 /// What was seen since somebody last asked.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Watch {
     pub is_on: bool,
     pub made: Vec<Made>,
