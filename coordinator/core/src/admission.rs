@@ -77,14 +77,10 @@ impl Core {
         let kept = self.queues.guaranteed_to_others(queue);
         let guaranteed = self.queues.all_guaranteed_to_others(queue);
         let capacity = &self.queues.capacity;
-<<<<<<< HEAD
         let mut used = self.queues.get(&QueueName::from(ROOT))?.allocated.clone();
         used.add(&self.promised_to_others(gang.key()));
-=======
-        let all = self.queues.get(&QueueName::from(ROOT))?;
         // More than all nodes have is no matter of what others are guaranteed.
         let is_asked = |key: ResourceKey| asked.get(key) > 0 && asked.get(key) <= capacity.get(key);
->>>>>>> w-oracle
         let is_never = |key: &ResourceKey| {
             let sum = guaranteed.get(*key).saturating_add(asked.get(*key));
             guaranteed.get(*key) > 0 && is_asked(*key) && sum > capacity.get(*key)
@@ -99,7 +95,7 @@ impl Core {
         let never = never.is_some();
         let kept = if never { guaranteed } else { kept };
         let owners = self.queues.owners_of_guarantees(queue, key, never);
-        let used = all.allocated.get(key).saturating_add(placed.get(key));
+        let used = used.get(key).saturating_add(placed.get(key));
         let sum = [kept.get(key), asked.get(key), if never { 0 } else { used }];
         let over = sum.into_iter().fold(0, u64::saturating_add).saturating_sub(capacity.get(key));
         let lower = self.queues.less_guaranteed(&owners, key, never, over);
@@ -107,11 +103,7 @@ impl Core {
             queue: queue.clone(),
             resource: Arc::from(self.cluster.resources.name(key)),
             capacity: capacity.get(key),
-<<<<<<< HEAD
-            used: used.get(key).saturating_add(placed.get(key)),
-=======
             used,
->>>>>>> w-oracle
             kept: kept.get(key),
             owners,
             asked: asked.get(key),

@@ -36,6 +36,7 @@ mod pass;
 mod phase;
 mod place;
 mod predicates;
+mod put_off;
 mod queue;
 pub mod queues;
 mod quotas;

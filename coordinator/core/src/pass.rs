@@ -175,6 +175,9 @@ impl Core {
             Ok(behind) => return Ok(behind),
             Err(reason) => reason,
         };
+        if reason.is_lasting() {
+            return Err(reason);
+        }
         if let Some(never) = self.never_fits(key, required, failed) {
             return Err(never);
         }
