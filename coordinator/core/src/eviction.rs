@@ -317,7 +317,9 @@ impl Core {
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return Err(reason) };
         if self.check_pods(gang, required).is_err() {
-            let may = !self.is_overdue(gang) && self.could_free_quota(key, charge, &lacks);
+            let may = !self.is_overdue(gang)
+                && !self.would_be_pushed_back(gang, &lacks)
+                && self.could_free_quota(key, charge, &lacks);
             if may {
                 return Ok(Vec::new());
             }

@@ -7,12 +7,28 @@ use crate::amounts::Amounts;
 use crate::core::Core;
 use crate::evictable::Tally;
 use crate::eviction::{Lack, all_gone};
-use crate::gang::GangKey;
+use crate::gang::{Gang, GangKey};
 use crate::reason::Reason;
 use crate::required::Required;
 use crate::victims::{NoHelp, Unit};
 
 impl Core {
+    /// Gangs ahead of it were admitted below a ceiling that it lacks something of, and have no place yet. Were it admitted
+    /// beside them, they would take that back whenever they are tried, and it would be admitted again, for ever.
+    pub(crate) fn would_be_pushed_back(&self, gang: &Gang, lacks: &[Lack]) -> bool {
+        let own = &gang.spec.queue;
+        lacks.iter().any(|(ceiling, _, _)| {
+            let below = self.queues.queues.iter().filter(|(name, _)| self.queues.is_below(name, ceiling));
+            let mut below = below.filter(|(_, queue)| !queue.admitted.is_empty());
+            below.any(|(name, queue)| {
+                let is_other = |key: GangKey| key != gang.key() && !self.starts_with(gang.key(), key);
+                let ahead = queue.admitted.iter().filter(|(order, _)| name != own || **order < gang.order);
+                (name == own || self.queues.goes_before(name, own))
+                    && ahead.into_iter().any(|(_, key)| is_other(*key))
+            })
+        })
+    }
+
     /// What of the ceiling that is reached would be lacking if others went for the rest, where that would do.
     pub(crate) fn short_with_evictions(
         &mut self,

@@ -32,6 +32,7 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    admitted_on_credit,
     true_fixes_of_queues,
     story_f_without_preempt,
     story_e_restarting_job_and_urgent_ones,
