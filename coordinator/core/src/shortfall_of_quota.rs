@@ -10,6 +10,7 @@ use crate::eviction::{Lack, all_gone};
 use crate::gang::{Gang, GangKey};
 use crate::reason::Reason;
 use crate::required::Required;
+use crate::tree::Gone;
 use crate::victims::{NoHelp, Unit};
 
 impl Core {
@@ -27,6 +28,21 @@ impl Core {
                     && ahead.into_iter().any(|(_, key)| is_other(*key))
             })
         })
+    }
+
+    /// What goes for gangs that others are evicted for, as far as it stands for what these are charged: who was admitted
+    /// before does not take from them what is on its way to them, to see them admitted again at once.
+    pub(crate) fn count_going_for_others(&self, key: GangKey, gone: &mut Gone) {
+        for other in self.rooms.keys().filter(|other| **other != key) {
+            let charge = self.gangs.gangs.get(other).map(|gang| gang.charge.clone());
+            let mut left = charge.unwrap_or_default();
+            for (queue, going) in self.going_for(*other) {
+                let mut part = Amounts::default();
+                going.keys().for_each(|key| part.set(key, going.get(key).min(left.get(key))));
+                left.subtract(&part);
+                gone.entry(queue).or_default().add(&part);
+            }
+        }
     }
 
     /// What of the ceiling that is reached would be lacking if others went for the rest, where that would do.
