@@ -32,6 +32,8 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    case_062_idle_nodes_stay_usable,
+    case_065_pods_of_two_sizes,
     admitted_on_credit,
     true_fixes_of_queues,
     story_f_without_preempt,
