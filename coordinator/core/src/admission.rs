@@ -132,6 +132,9 @@ impl Core {
         // What goes for it counts as gone already.
         let mut gone = self.going_for(key);
         gone.entry(name.clone()).or_default().add(&gang.charge);
+        if matches!(gang.phase, Phase::Admitted) {
+            self.count_going_for_others(key, &mut gone);
+        }
         let mut behind = Vec::new();
         let gives_way = self.is_overdue(gang) && self.check_pods(gang, required).is_err();
         for (other, other_key) in queue.admitted.iter().rev() {

@@ -377,7 +377,10 @@ pub(crate) fn queues_of(units: &[Unit]) -> BTreeSet<QueueName> {
 
 /// True where nothing is ever evicted for it.
 pub(crate) fn never_evicts(core: &Core, gang: &GangSpec) -> bool {
-    let class = gang.priority_class.as_ref().and_then(|class| core.priority_classes.get(class));
+    let class = match &gang.priority_class {
+        Some(class) => core.priority_classes.get(class),
+        None => core.default_class(),
+    };
     if planted::is(Bug::IgnoreNever) {
         return false;
     }

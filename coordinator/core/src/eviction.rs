@@ -323,8 +323,10 @@ impl Core {
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return Err(reason) };
         if self.check_pods(gang, required).is_err() {
-            let may = !self.is_overdue(gang) && self.could_free_quota(key, charge, &lacks);
-            if may {
+            if self.is_overdue(gang) || self.would_be_pushed_back(gang, &lacks) {
+                return Err(reason);
+            }
+            if self.could_free_quota(key, charge, &lacks) {
                 return Ok(Vec::new());
             }
             let short = self.short_for_admission(key, charge, &lacks, &reason);

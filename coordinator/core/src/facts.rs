@@ -97,11 +97,13 @@ impl Core {
     pub(crate) fn priority_of(&self, gang: &GangSpec) -> Option<i32> {
         match &gang.priority_class {
             Some(class) => self.priority_classes.get(class).map(|class| class.value),
-            None => {
-                let defaults = self.priority_classes.values().filter(|class| class.global_default);
-                Some(defaults.map(|class| class.value).min().unwrap_or(0))
-            }
+            None => Some(self.default_class().map_or(0, |class| class.value)),
         }
+    }
+
+    /// The class of gangs that name none: of several the one of the lowest value, as in Kubernetes.
+    pub(crate) fn default_class(&self) -> Option<&PriorityClassSpec> {
+        self.priority_classes.values().filter(|class| class.global_default).min_by_key(|class| class.value)
     }
 
     fn order_of(&self, spec: &GangSpec, key: GangKey) -> OrderKey {

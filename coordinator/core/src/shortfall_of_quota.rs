@@ -7,12 +7,44 @@ use crate::amounts::Amounts;
 use crate::core::Core;
 use crate::evictable::Tally;
 use crate::eviction::{Lack, all_gone};
-use crate::gang::GangKey;
+use crate::gang::{Gang, GangKey};
 use crate::reason::Reason;
 use crate::required::Required;
+use crate::tree::Gone;
 use crate::victims::{NoHelp, Unit};
 
 impl Core {
+    /// Gangs ahead of it were admitted below a ceiling that it lacks something of, and have no place yet. Were it admitted
+    /// beside them, they would take that back whenever they are tried, and it would be admitted again, for ever.
+    pub(crate) fn would_be_pushed_back(&self, gang: &Gang, lacks: &[Lack]) -> bool {
+        let own = &gang.spec.queue;
+        lacks.iter().any(|(ceiling, _, _)| {
+            let below = self.queues.queues.iter().filter(|(name, _)| self.queues.is_below(name, ceiling));
+            let mut below = below.filter(|(_, queue)| !queue.admitted.is_empty());
+            below.any(|(name, queue)| {
+                let is_other = |key: GangKey| key != gang.key() && !self.starts_with(gang.key(), key);
+                let ahead = queue.admitted.iter().filter(|(order, _)| name != own || **order < gang.order);
+                (name == own || self.queues.goes_before(name, own))
+                    && ahead.into_iter().any(|(_, key)| is_other(*key))
+            })
+        })
+    }
+
+    /// What goes for gangs that others are evicted for, as far as it stands for what these are charged: who was admitted
+    /// before does not take from them what is on its way to them, to see them admitted again at once.
+    pub(crate) fn count_going_for_others(&self, key: GangKey, gone: &mut Gone) {
+        for other in self.rooms.keys().filter(|other| **other != key) {
+            let charge = self.gangs.gangs.get(other).map(|gang| gang.charge.clone());
+            let mut left = charge.unwrap_or_default();
+            for (queue, going) in self.going_for(*other) {
+                let mut part = Amounts::default();
+                going.keys().for_each(|key| part.set(key, going.get(key).min(left.get(key))));
+                left.subtract(&part);
+                gone.entry(queue).or_default().add(&part);
+            }
+        }
+    }
+
     /// What of the ceiling that is reached would be lacking if others went for the rest, where that would do.
     pub(crate) fn short_with_evictions(
         &mut self,

@@ -3,30 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/random.rs"]
+mod random;
 mod support;
 
 use std::collections::BTreeMap;
 
 use phalanx_core::reason::{Reason, Unmet, Unsuited};
+use random::Random;
 use support::World;
-
-/// A small generator; the same seed gives the same run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.0 >> 33).unwrap() % limit
-    }
-
-    fn one_in(&mut self, chances: usize) -> bool {
-        self.below(chances) == 0
-    }
-
-    fn pick<T: Clone>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())].clone()
-    }
-}
 
 #[derive(Clone, Debug, Default)]
 struct ModelNode {
@@ -80,11 +65,11 @@ fn pod(random: &mut Random, nodes: &[ModelNode]) -> ModelPod {
         pod.tolerations.push((key, value, effect));
     }
     if random.one_in(2) {
-        let terms = 1 + random.below(2);
+        let terms = 1 + random.at(2);
         pod.terms = Some((0..terms).map(|_| term(random, nodes)).collect());
     }
     while random.one_in(3) {
-        let weight = [1, 2, 100][random.below(3)];
+        let weight = [1, 2, 100][random.at(3)];
         pod.preferred.push((weight, term(random, nodes)));
     }
     pod.preferred.retain(|(_, rules)| !rules.is_empty());
@@ -93,15 +78,15 @@ fn pod(random: &mut Random, nodes: &[ModelNode]) -> ModelPod {
 
 fn term(random: &mut Random, nodes: &[ModelNode]) -> Vec<Rule> {
     let mut rules = Vec::new();
-    for _ in 0..random.below(3) {
+    for _ in 0..random.at(3) {
         if random.one_in(5) {
-            let name = nodes[random.below(nodes.len())].name.clone();
+            let name = nodes[random.at(nodes.len())].name.clone();
             rules.push(("metadata.name", random.pick(&["In", "NotIn"]), vec![name]));
             continue;
         }
         let operator = random.pick(&OPERATORS);
         let values = match operator {
-            "In" | "NotIn" => (0..=random.below(2)).map(|_| random.pick(&VALUES).to_owned()).collect(),
+            "In" | "NotIn" => (0..=random.at(2)).map(|_| random.pick(&VALUES).to_owned()).collect(),
             "Gt" | "Lt" => vec![random.pick(&["3", "4", "5"]).to_owned()],
             _ => Vec::new(),
         };
@@ -207,7 +192,7 @@ fn submitted(nodes: &[ModelNode], pod: &ModelPod, shape: &str) -> World {
 
 fn world_of(seed: u64) -> (Vec<ModelNode>, ModelPod) {
     let mut random = Random(seed);
-    let nodes: Vec<ModelNode> = (0..=random.below(4)).map(|at| node(&mut random, at)).collect();
+    let nodes: Vec<ModelNode> = (0..=random.at(4)).map(|at| node(&mut random, at)).collect();
     let pod = pod(&mut random, &nodes);
     (nodes, pod)
 }

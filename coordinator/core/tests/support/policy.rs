@@ -1,7 +1,7 @@
 //! Queues and what gangs allow others, in scenarios:
 //! `queue q gpu=8 deserved.gpu=4 guarantee.gpu=2 weight=3 parent=p prio=1 open=no reclaimable=no dequeue=fifo`,
 //! `queue-policy q namespaces=a,b min-run=60 hold-after=60 startup=60 default-run=600 max-run=600` (seconds),
-//! `quick` (invariants are not checked), `many G 100 1G q=q` (gangs G-0 …), `set-minimum G min=8`, `set-queue G q`, `fail POD`, `pod-deleted UID`, `queues`, `alone` (pods whose PodGroup is not there),
+//! `quick` (invariants are not checked), `many G 100 1G q=q` (gangs G-0 …), `set-minimum G min=8`, `set-queue G q`, `fail POD`, `pod-deleted UID`, `queues`, `next` (deadline), `alone` (pods whose PodGroup is not there),
 //! `gang G … preemptable=no cooldown=60 checkpoint=30 estimate=600 degraded-grace=300 group=NAME/2 fewer-after=2/60`,
 //! `… sub=workers/2/1/role:w/rack`: parts of 2 of the pods with the label role=w, by their label rack, 1 of them needed;
 //! several with `;` between. Pods have `labels=role:w,rack:a`.
@@ -249,6 +249,12 @@ impl World {
                 self.apply_stored(&uid);
             }
             "queues" => self.print_queues(),
+            "next" => {
+                // What the coordinator waits for by itself.
+                let next = self.core.next_deadline();
+                let text = next.map(|(at, why)| format!("{why}, in {} ms", at.0.saturating_sub(self.now.0)));
+                writeln!(self.out, "next: {}", text.unwrap_or_else(|| "nothing".to_owned())).unwrap();
+            }
             "set-minimum" => {
                 // The same PodGroup with another minimum.
                 let spec = self.gangs.get_mut(&super::name(words.plain[1])).unwrap();

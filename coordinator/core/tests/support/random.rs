@@ -14,4 +14,13 @@ impl Random {
     pub fn one_in(&mut self, limit: u64) -> bool {
         self.below(limit) == 0
     }
+
+    /// The same as a place in a list.
+    pub fn at(&mut self, limit: usize) -> usize {
+        usize::try_from(self.below(limit as u64)).unwrap_or(0)
+    }
+
+    pub fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+        from[self.at(from.len())].clone()
+    }
 }
