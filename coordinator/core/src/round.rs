@@ -158,6 +158,8 @@ impl Core {
             round.plan_stored = true;
             round.plan_retry_at = None;
         }
+        // It takes the place of a plan that made room for the gang.
+        self.note_room_stored(key, false);
     }
 
     fn plan_of(&self, key: GangKey) -> Option<GangPlan> {
@@ -309,7 +311,7 @@ impl Core {
             }
         } else if self.has_started(key, &round) {
             // It was whole once: what joins it starts too, though some are missing for ever.
-            self.open_start_gate(key);
+            self.run_without_round(key);
             self.remove_plan(name, actions);
         } else {
             let cause = Arc::from("a pod was deleted while the gang was being bound");
@@ -320,10 +322,33 @@ impl Core {
         self.touched.insert(key);
     }
 
+    /// A gang that runs goes on with what it has: nothing joins it for now, and what did may start.
+    pub(crate) fn run_without_round(&mut self, key: GangKey) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let tally = self.gangs.tally(&gang.spec.name);
+        let phase = match &gang.phase {
+            Phase::Running { .. } => Phase::Running { round: None },
+            Phase::Degraded { cause, roll_back_at, .. } => {
+                Phase::Degraded { cause: cause.clone(), round: None, roll_back_at: *roll_back_at }
+            }
+            // A start found it in the middle of this round.
+            Phase::Queued
+            | Phase::Admitted
+            | Phase::Placing(_)
+            | Phase::Evicting { .. }
+            | Phase::Finished => {
+                let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
+                Phase::Degraded { cause, round: None, roll_back_at: None }
+            }
+        };
+        self.set_phase(key, phase);
+        self.open_start_gate(key);
+    }
+
     /// True where the gang was whole before, and pods beside those of a round still run.
-    fn has_started(&self, key: GangKey, round: &Round) -> bool {
+    pub(crate) fn has_started(&self, key: GangKey, round: &Round) -> bool {
         let Some(gang) = self.gangs.gangs.get(&key) else { return false };
-        if !gang.was_whole || matches!(gang.phase, Phase::Placing(_)) || gang.phase.cut_short().is_some() {
+        if !gang.was_whole || gang.phase.cut_short().is_some() {
             return false;
         }
         let mut others =
@@ -336,6 +361,9 @@ impl Core {
     pub(crate) fn remove_plan(&mut self, gang: GangName, actions: &mut Vec<Action>) {
         if planted::is(Bug::KeepPlans) {
             return;
+        }
+        if let Some(key) = self.gangs.key(&gang) {
+            self.note_room_stored(key, false);
         }
         let command = Command::DeletePlan { gang: gang.clone(), term: self.term.counter };
         self.emit_pending(command, Pending::PlanRemoval(gang), actions);
@@ -356,9 +384,9 @@ impl Core {
         if self.rooms.contains_key(&gang.key()) {
             return true;
         }
-        let is_cut_short = gang.phase.cut_short().is_some() || matches!(gang.phase, Phase::Evicting { .. });
+        let is_rolled_back = matches!(gang.phase, Phase::Evicting { has_plan: true, .. });
         let has_plan = |round: &Round| round.plan_stored || round.plan_write.is_some();
-        is_cut_short || gang.phase.round().is_some_and(has_plan)
+        gang.phase.cut_short().is_some() || is_rolled_back || gang.phase.round().is_some_and(has_plan)
     }
 
     /// Lets the gang's bound pods start.
@@ -398,8 +426,9 @@ impl Core {
             self.end_lease(member.lease);
             self.set_pod_lease(uid, None);
         }
-        let keeps_plan = self.resume_held(key) || keeps_plan;
-        if !keeps_plan && (round.plan_stored || round.plan_write.is_some()) {
+        let is_stored = round.plan_stored || round.plan_write.is_some();
+        let keeps_plan = self.resume_held(key, is_stored) || keeps_plan;
+        if !keeps_plan && is_stored {
             self.remove_plan(name, actions);
         }
         self.timers.insert((retry_at, Timer::Gang(key)));

@@ -14,7 +14,7 @@ use phalanx_common::units::Time;
 use super::Objects;
 use crate::agents::PodReport;
 use crate::api::store::{node_name, phase};
-use crate::api::{Kind, Mutation, Object, ObjectKey, Preconditions};
+use crate::api::{Kind, Mutation, Object, ObjectKey};
 use crate::convert::status::{pod_end, pod_start, pod_status};
 use crate::convert::{self, Reading, plan};
 
@@ -274,7 +274,9 @@ fn set_phase(object: &Object, pod: &PodSpec, phase: PodPhase, now: Time) -> Opti
     }
     Some(Mutation::UpdateStatus {
         key: object.key(),
-        preconditions: Preconditions::uid(&object.metadata.uid),
+        // Exactly this state: one that was replaced and does not know it yet must not undo what its successor wrote, least of
+        // all that the pod has ended, whose GPUs are another's by then.
+        preconditions: object.preconditions(),
         status: pod_status(&object.status, phase, now),
     })
 }
