@@ -371,6 +371,17 @@ mod tests {
     }
 
     #[test]
+    fn a_phase_is_written_over_the_state_that_was_seen_and_no_other() {
+        let mut pod = bound("a", Some(lease(1)), "Pending");
+        pod.metadata.resource_version = 7;
+        let mut ledger = PodLedger::default();
+        ledger.report(started("n", "a"));
+        let writes = ledger.look(&objects([pod]), NOW).writes;
+        let [Mutation::UpdateStatus { preconditions, .. }] = &*writes else { panic!("{writes:?}") };
+        assert_eq!((preconditions.uid.as_deref(), preconditions.resource_version), (Some("uid-a"), 7));
+    }
+
+    #[test]
     fn a_deleted_pod_goes_when_nothing_of_it_runs() {
         let pods = objects([deleting(bound("a", Some(lease(1)), "Running"))]);
         assert!(after([started("n", "a")], &pods).is_empty());
