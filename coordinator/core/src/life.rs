@@ -11,7 +11,7 @@ use crate::action::{Action, Command};
 use crate::amounts::Amounts;
 use crate::core::{Core, Pending, Timer};
 use crate::gang::{Gang, GangKey, Tally};
-use crate::phase::{Member, Phase, PhaseKind};
+use crate::phase::{Member, Phase, PhaseKind, Round};
 use crate::whole::GROUP_GONE;
 
 impl Core {
@@ -298,6 +298,40 @@ impl Core {
         let (pods, has_plan) = (evicted, true);
         self.set_phase(key, Phase::Evicting { cause, pods, fencing, retry_at: now, tries: 0, has_plan });
         self.touched.insert(key);
+    }
+
+    /// A gang that runs goes on with what it has: nothing joins it for now, and what did may start.
+    pub(crate) fn run_without_round(&mut self, key: GangKey) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let tally = self.gangs.tally(&gang.spec.name);
+        let phase = match &gang.phase {
+            Phase::Running { .. } => Phase::Running { round: None },
+            Phase::Degraded { cause, roll_back_at, .. } => {
+                Phase::Degraded { cause: cause.clone(), round: None, roll_back_at: *roll_back_at }
+            }
+            // A start found it in the middle of this round.
+            Phase::Queued
+            | Phase::Admitted
+            | Phase::Placing(_)
+            | Phase::Evicting { .. }
+            | Phase::Finished => {
+                let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
+                Phase::Degraded { cause, round: None, roll_back_at: None }
+            }
+        };
+        self.set_phase(key, phase);
+        self.open_start_gate(key);
+    }
+
+    /// True where the gang was whole before, and pods beside those of a round still run.
+    pub(crate) fn has_started(&self, key: GangKey, round: &Round) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        if !gang.was_whole || gang.phase.cut_short().is_some() {
+            return false;
+        }
+        let mut others =
+            self.gangs.pods_of(&gang.spec.name).filter(|(uid, _)| !round.members.contains_key(uid));
+        others.any(|(_, pod)| pod.is_live())
     }
 
     /// A write to a pod that makes every Binding on its way fail.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::gang::PodBinding;
-use phalanx_common::ids::{GangName, LeaseId, PodUid};
+use phalanx_common::ids::{LeaseId, PodUid};
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
@@ -14,7 +14,7 @@ use phalanx_common::wire::{Exactness, LeaseRequest, LeaseState};
 use crate::action::{Action, Command};
 use crate::cluster::{EarlyEnd, NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
-use crate::gang::GangKey;
+use crate::gang::{GangKey, Pod};
 use crate::lease::{Lease, devices};
 use crate::phase::{BindState, Member, Phase, Round, Step};
 use crate::place::{Overlay, Placed};
@@ -301,6 +301,14 @@ impl Core {
         };
         let Some(round) = round else { return };
         self.eviction_news = true; // Nothing of it could be evicted meanwhile.
+        let counts =
+            |uid: &PodUid, pod: &Pod| !round.members.contains_key(uid) && (pod.is_live() || pod.ended_well());
+        if !self.gangs.pods_of(&name).any(|(uid, pod)| counts(uid, pod))
+            && let Some(gang) = self.gangs.gangs.get_mut(&key)
+        {
+            // What ran before is gone: it begins anew with these.
+            gang.running_since = None;
+        }
         let had_plan = round.plan_stored || is_cut_short;
         // Without a plan it was committed as the gang of a lone pod: whatever its PodGroup asks since then joins it later.
         if self.is_satisfied(key) || !had_plan {
@@ -320,73 +328,6 @@ impl Core {
             self.set_phase(key, Phase::Degraded { cause, round: None, roll_back_at });
         }
         self.touched.insert(key);
-    }
-
-    /// A gang that runs goes on with what it has: nothing joins it for now, and what did may start.
-    pub(crate) fn run_without_round(&mut self, key: GangKey) {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let tally = self.gangs.tally(&gang.spec.name);
-        let phase = match &gang.phase {
-            Phase::Running { .. } => Phase::Running { round: None },
-            Phase::Degraded { cause, roll_back_at, .. } => {
-                Phase::Degraded { cause: cause.clone(), round: None, roll_back_at: *roll_back_at }
-            }
-            // A start found it in the middle of this round.
-            Phase::Queued
-            | Phase::Admitted
-            | Phase::Placing(_)
-            | Phase::Evicting { .. }
-            | Phase::Finished => {
-                let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
-                Phase::Degraded { cause, round: None, roll_back_at: None }
-            }
-        };
-        self.set_phase(key, phase);
-        self.open_start_gate(key);
-    }
-
-    /// True where the gang was whole before, and pods beside those of a round still run.
-    pub(crate) fn has_started(&self, key: GangKey, round: &Round) -> bool {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
-        if !gang.was_whole || gang.phase.cut_short().is_some() {
-            return false;
-        }
-        let mut others =
-            self.gangs.pods_of(&gang.spec.name).filter(|(uid, _)| !round.members.contains_key(uid));
-        others.any(|(_, pod)| pod.is_live())
-    }
-
-    /// A plan has done its work. A removal that fails is tried again: a later start would take what is
-    /// left for a placement that was cut short.
-    pub(crate) fn remove_plan(&mut self, gang: GangName, actions: &mut Vec<Action>) {
-        if planted::is(Bug::KeepPlans) {
-            return;
-        }
-        if let Some(key) = self.gangs.key(&gang) {
-            self.note_room_stored(key, false);
-        }
-        let command = Command::DeletePlan { gang: gang.clone(), term: self.term.counter };
-        self.emit_pending(command, Pending::PlanRemoval(gang), actions);
-    }
-
-    /// Tries a removal again, unless the gang has written a newer plan since.
-    pub(crate) fn retry_removal(&mut self, gang: &GangName, actions: &mut Vec<Action>) {
-        if !self.needs_plan(gang) {
-            self.remove_plan(gang.clone(), actions);
-        }
-    }
-
-    /// True where a gang has written a plan, or lives by the one that was found.
-    pub(crate) fn needs_plan(&self, gang: &GangName) -> bool {
-        let Some(gang) = self.gangs.key(gang).and_then(|key| self.gangs.gangs.get(&key)) else {
-            return false;
-        };
-        if self.rooms.contains_key(&gang.key()) {
-            return true;
-        }
-        let is_rolled_back = matches!(gang.phase, Phase::Evicting { has_plan: true, .. });
-        let has_plan = |round: &Round| round.plan_stored || round.plan_write.is_some();
-        gang.phase.cut_short().is_some() || is_rolled_back || gang.phase.round().is_some_and(has_plan)
     }
 
     /// Lets the gang's bound pods start.
