@@ -249,12 +249,15 @@ impl Core {
             Event::GangApplied(gang) => self.gang_applied(gang, now),
             Event::GangDeleted(name) => self.delete_gang(&name),
             Event::PodApplied(pod) => {
-                self.heed_pod(&pod, actions);
-                self.apply_pod(*pod);
+                // What a later leader did counts for nothing here: this machine does nothing any more.
+                if self.heed_pod(&pod, actions) {
+                    self.apply_pod(*pod);
+                }
             }
             Event::LonePodApplied { gang, pod } => {
-                self.heed_pod(&pod, actions);
-                self.apply_lone_pod(*gang, *pod);
+                if self.heed_pod(&pod, actions) {
+                    self.apply_lone_pod(*gang, *pod);
+                }
             }
             Event::PodDeleted(uid) => self.delete_pod(&uid),
             Event::PlanFound(plan) if self.synced => self.plan_seen(plan, actions),
@@ -267,10 +270,9 @@ impl Core {
             }
             Event::ActionDone { action, outcome } => self.action_done(action, &outcome, now, actions),
             Event::PodRead { action, pod } => {
-                if let Some(pod) = &pod {
-                    self.heed_pod(pod, actions);
+                if pod.as_ref().is_none_or(|pod| self.heed_pod(pod, actions)) {
+                    self.pod_read(action, pod.map(|pod| *pod));
                 }
-                self.pod_read(action, pod.map(|pod| *pod));
             }
             Event::OtherPodApplied(pod) => self.apply_other(*pod),
             Event::BudgetApplied(budget) => self.apply_budget(*budget),

@@ -60,7 +60,10 @@ impl Core {
     pub(crate) fn evictable(&self) -> Vec<Evictable> {
         let mut all = Vec::new();
         for (key, gang) in &self.gangs.gangs {
-            if !gang.phase.is_still() || gang.is_made_up() || is_kept(gang.spec.policy.preemptable) {
+            // What is bound half goes on to be whole or gives all back: it has not run, and its own plan stands till then.
+            let is_half = gang.phase.cut_short().is_some();
+            if !gang.phase.is_still() || is_half || gang.is_made_up() || is_kept(gang.spec.policy.preemptable)
+            {
                 continue;
             }
             let priority = self.priority_of(&gang.spec).unwrap_or(0);

@@ -318,7 +318,8 @@ impl Core {
         now: Time,
     ) -> Result<Vec<GangKey>, Reason> {
         let lacks = self.lacks(key, charge);
-        if lacks.is_empty() {
+        if lacks.is_empty() || self.is_room_free(key) {
+            // Others may have taken what its victims gave back.
             return Err(reason);
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return Err(reason) };

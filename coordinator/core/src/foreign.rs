@@ -243,10 +243,10 @@ impl Core {
         self.synced && is_later && self.raising_above.is_none()
     }
 
-    /// Reads the term on a pod. Nobody but a later leader writes a later one.
-    pub(crate) fn heed_pod(&mut self, pod: &PodSpec, actions: &mut Vec<Action>) {
+    /// Reads the term on a pod; true where this machine goes on. Nobody but a later leader writes a later one.
+    pub(crate) fn heed_pod(&mut self, pod: &PodSpec, actions: &mut Vec<Action>) -> bool {
         if !self.is_of_later_leader(pod) {
-            return;
+            return true;
         }
         self.overtaken = Some(Term { counter: pod.term, incarnation: 0 });
         let message = format!(
@@ -255,6 +255,7 @@ impl Core {
             pod.name, pod.term, self.term
         );
         self.emit(Command::Warn { message }, actions);
+        false
     }
 
     /// At a start nothing that is stored is of our term. Where it is, or of a later one, the store was set back: ours

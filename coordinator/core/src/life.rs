@@ -11,7 +11,7 @@ use crate::action::{Action, Command};
 use crate::amounts::Amounts;
 use crate::core::{Core, Pending, Timer};
 use crate::gang::{Gang, GangKey, Tally};
-use crate::phase::{Member, Phase, PhaseKind};
+use crate::phase::{Member, Phase, PhaseKind, Round};
 use crate::whole::GROUP_GONE;
 
 impl Core {
@@ -248,10 +248,14 @@ impl Core {
     /// The binding deadline has passed, or the gang cannot be completed: bound pods are deleted, and
     /// leases of pods that are not bound end once no Binding can reach those any more.
     pub(crate) fn roll_back(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
-        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let name = gang.spec.name.clone();
         let round = gang.phase.round().cloned();
-        let is_growth = matches!(gang.phase, Phase::Running { .. }) && !planted::is(Bug::EvictGrown);
+        // What runs is not taken back because others cannot join it, whether it needs them or not: how long it may run
+        // with too few is its grace.
+        let runs = matches!(gang.phase, Phase::Running { .. })
+            || round.as_ref().is_some_and(|round| self.has_started(key, round));
+        let is_growth = runs && !planted::is(Bug::EvictGrown);
         let mut evicted = BTreeSet::new();
         let mut fencing = BTreeMap::new();
         let unbound = round.as_ref().map_or_else(BTreeSet::new, |round| round.unbound.clone());
@@ -268,7 +272,7 @@ impl Core {
         }
         if is_growth && fencing.is_empty() {
             // The gang itself runs; only the pods that should have joined it wait on.
-            self.set_phase(key, Phase::Running { round: None });
+            self.run_without_round(key);
             self.remove_plan(name, actions);
             self.touched.insert(key);
             return;
@@ -291,8 +295,43 @@ impl Core {
             Arc::from(format!("{missing}{}", refused.map(|text| format!(": {text}")).unwrap_or_default()));
         let message = format!("gang {name} is rolled back: {cause}");
         self.emit(Command::Warn { message }, actions);
-        self.set_phase(key, Phase::Evicting { cause, pods: evicted, fencing, retry_at: now, tries: 0 });
+        let (pods, has_plan) = (evicted, true);
+        self.set_phase(key, Phase::Evicting { cause, pods, fencing, retry_at: now, tries: 0, has_plan });
         self.touched.insert(key);
+    }
+
+    /// A gang that runs goes on with what it has: nothing joins it for now, and what did may start.
+    pub(crate) fn run_without_round(&mut self, key: GangKey) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        let tally = self.gangs.tally(&gang.spec.name);
+        let phase = match &gang.phase {
+            Phase::Running { .. } => Phase::Running { round: None },
+            Phase::Degraded { cause, roll_back_at, .. } => {
+                Phase::Degraded { cause: cause.clone(), round: None, roll_back_at: *roll_back_at }
+            }
+            // A start found it in the middle of this round.
+            Phase::Queued
+            | Phase::Admitted
+            | Phase::Placing(_)
+            | Phase::Evicting { .. }
+            | Phase::Finished => {
+                let cause = Self::degraded_cause(tally.all - tally.live - tally.succeeded);
+                Phase::Degraded { cause, round: None, roll_back_at: None }
+            }
+        };
+        self.set_phase(key, phase);
+        self.open_start_gate(key);
+    }
+
+    /// True where the gang was whole before, and pods beside those of a round still run.
+    pub(crate) fn has_started(&self, key: GangKey, round: &Round) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        if !gang.was_whole || gang.phase.cut_short().is_some() {
+            return false;
+        }
+        let mut others =
+            self.gangs.pods_of(&gang.spec.name).filter(|(uid, _)| !round.members.contains_key(uid));
+        others.any(|(_, pod)| pod.is_live())
     }
 
     /// A write to a pod that makes every Binding on its way fail.
@@ -310,12 +349,14 @@ impl Core {
         let retry = now + self.retry_after(*tries);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let name = gang.spec.name.clone();
-        let Phase::Evicting { cause, pods, fencing, retry_at, tries } = &mut gang.phase else { return };
+        let Phase::Evicting { cause, pods, fencing, retry_at, tries, has_plan } = &mut gang.phase else {
+            return;
+        };
         let pod_table = &self.gangs.pods;
         pods.retain(|uid| pod_table.get(uid).is_some_and(|pod| !pod.spec.phase.is_terminal()));
         fencing.retain(|uid, _| pod_table.contains_key(uid));
         if pods.is_empty() && fencing.is_empty() {
-            if self.gangs.gangs.get(&key).is_some_and(|gang| gang.preempted.is_none()) {
+            if *has_plan {
                 self.remove_plan(name, actions);
             }
             let runs_on = self.is_satisfied(key);

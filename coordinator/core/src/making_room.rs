@@ -69,7 +69,8 @@ pub(crate) struct RoomPlan {
     pub(crate) step: RoomStep,
     pub(crate) victims: BTreeMap<PodUid, Victim>,
     places: Vec<PlannedPod>,
-    /// It was written, or may have been, by this leader or an earlier one.
+    /// What is stored for the gang, or may be, is this plan, and goes with it: it was written by this leader or an earlier
+    /// one, and no round has written its own since.
     #[serde(default)]
     stored: bool,
     /// Writes in a row without an answer.
@@ -310,6 +311,7 @@ impl Core {
             return gang.preempted.is_some();
         }
         gang.preempted = Some((by, now));
+        let has_plan = gang.phase.cut_short().is_some();
         let live = self.gangs.pods_of(&victim.gang).filter(|(_, pod)| pod.is_live());
         let pods: BTreeSet<PodUid> = live.map(|(uid, _)| uid.clone()).collect();
         let phase = Phase::Evicting {
@@ -318,6 +320,7 @@ impl Core {
             fencing: BTreeMap::new(),
             retry_at: now,
             tries: 0,
+            has_plan,
         };
         self.set_waiting(key, false);
         self.set_phase(key, phase);
@@ -355,9 +358,8 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         (gang.evict_failures, gang.evict_not_before) = (0, Time(0));
         let name = gang.spec.name.clone();
-        let is_left = room.is_some_and(|room| room.stored && room.step == RoomStep::Unwritten);
-        if gang.spec.is_lone_pod() || (is_left && gang.phase.round().is_none()) {
-            // It was bound without a plan of its own that would have replaced this one, or an earlier leader wrote it.
+        if room.is_some_and(|room| room.stored) {
+            // No plan of its own has replaced this one: it was bound without one, or needs fewer pods than it did.
             self.remove_plan(name, actions);
         }
     }
@@ -372,8 +374,7 @@ impl Core {
         let name = gang.spec.name.clone();
         let message = format!("evictions for gang {name} are dropped: {why}");
         self.emit(Command::Warn { message }, actions);
-        let is_placed = self.gangs.gangs.get(&key).is_some_and(|gang| gang.phase.round().is_some());
-        if room.stored && !is_placed {
+        if room.stored {
             self.remove_plan(name, actions);
         }
         self.timers.insert((now + pause, Timer::Gang(key)));
@@ -389,6 +390,19 @@ impl Core {
         Some(room)
     }
 
+    /// Whether what is stored for a gang is the plan that makes room for it.
+    pub(crate) fn note_room_stored(&mut self, key: GangKey, is_stored: bool) {
+        if let Some(room) = self.rooms.get_mut(&key) {
+            room.stored = is_stored;
+        }
+    }
+
+    /// Its victims are gone, and nothing is left to wait for but its place.
+    pub(crate) fn is_room_free(&self, key: GangKey) -> bool {
+        let room = self.rooms.get(&key);
+        room.is_some_and(|room| room.step == RoomStep::Evicting && room.victims.is_empty())
+    }
+
     /// A pod that is a victim changed: whoever waits for it looks at it.
     pub(crate) fn touch_claimant(&mut self, uid: &PodUid) {
         if let Some(key) = self.victims.get(uid) {
@@ -398,17 +412,21 @@ impl Core {
 
     /// Its round was dropped: what was held for it is held again, and its plan is written again where the round's plan
     /// had replaced it. True where there is one.
-    pub(crate) fn resume_held(&mut self, key: GangKey) -> bool {
+    pub(crate) fn resume_held(&mut self, key: GangKey, is_stored: bool) -> bool {
         let Some(room) = self.rooms.get_mut(&key) else { return false };
         room.step = RoomStep::Unwritten;
+        room.stored |= is_stored;
         self.touched.insert(key);
         true
     }
 
     /// Its victims are gone, and it does not fit all the same: the plan has failed.
     pub(crate) fn note_room_failed(&mut self, key: GangKey, reason: &Reason) {
-        let Some(room) = self.rooms.get_mut(&key) else { return };
-        if room.step == RoomStep::Evicting && room.victims.is_empty() {
+        // A short wait after a refusal ends by itself.
+        let lasts = !matches!(reason, Reason::InProgress { .. });
+        let is_free = lasts && self.is_room_free(key);
+        let Some(room) = self.rooms.get_mut(&key).filter(|_| is_free) else { return };
+        if room.failed.is_none() {
             room.failed = Some(Arc::from(format!("it does not fit though its victims are gone: {reason}")));
             self.touched.insert(key);
         }

@@ -74,7 +74,12 @@ impl Core {
 
     /// `behind`: what it would wait behind, were it admissible and able to run at all.
     pub(crate) fn try_start(&mut self, key: GangKey, behind: Option<Reason>, failed: &mut Failed, now: Time) {
-        match self.start(key, behind, failed, now) {
+        let started = self.start(key, behind, failed, now);
+        if let Err((reason, _)) = &started {
+            // Whatever keeps it from its place: what was freed for it is not kept from others for it.
+            self.note_room_failed(key, reason);
+        }
+        match started {
             Ok(()) => self.set_reason(key, None),
             Err((reason, PhaseKind::Admitted)) => self.set_reason(key, Some(reason)),
             Err((reason, _)) => {
@@ -128,7 +133,7 @@ impl Core {
             self.set_phase(key, Phase::Admitted);
         }
         self.await_pods(key, &required, &charge, &behind)?;
-        if self.rooms.contains_key(&key) && !self.lacks(key, &charge).is_empty() {
+        if self.rooms.contains_key(&key) && !self.is_room_free(key) && !self.lacks(key, &charge).is_empty() {
             // There may be room for it; its quota is still with those that go for it.
             self.charge_admission(key, charge);
             return self.making_room(key).map_or(Ok(()), |reason| Err(admitted(reason)));
@@ -378,6 +383,9 @@ impl Core {
             }
             None => None,
         };
+        if let Some(cause) = cause.as_ref().filter(|_| more.placed.is_empty()) {
+            self.note_room_failed(key, cause);
+        }
         self.set_waiting_reason(key, more.waiting, cause);
     }
 

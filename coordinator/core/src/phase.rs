@@ -152,6 +152,9 @@ pub(crate) enum Phase {
         /// Tries since the last one that moved anything.
         #[serde(default)]
         tries: u32,
+        /// A plan of the binding that is rolled back may stand in the API: it goes last.
+        #[serde(default)]
+        has_plan: bool,
     },
     /// Durable. All pods have ended.
     Finished,

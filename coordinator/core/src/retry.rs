@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use phalanx_common::ids::{ActionId, PodUid};
+use phalanx_common::ids::{ActionId, GangName, PodUid};
+use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 
 use crate::action::{Action, Command};
 use crate::core::{Core, Pending, Timer};
 use crate::event::Outcome;
 use crate::gang::GangKey;
-use crate::phase::BindState;
+use crate::phase::{BindState, Phase, Round};
 
 /// Most doublings of the time between two tries.
 const MOST_DOUBLINGS: u32 = 4;
@@ -31,6 +32,39 @@ impl Core {
         round.plan_failures = failures.saturating_add(1);
         round.plan_retry_at = Some(retry_at);
         self.timers.insert((retry_at, Timer::Gang(key)));
+    }
+
+    /// A plan has done its work. A removal that fails is tried again: a later start would take what is
+    /// left for a placement that was cut short.
+    pub(crate) fn remove_plan(&mut self, gang: GangName, actions: &mut Vec<Action>) {
+        if planted::is(Bug::KeepPlans) {
+            return;
+        }
+        if let Some(key) = self.gangs.key(&gang) {
+            self.note_room_stored(key, false);
+        }
+        let command = Command::DeletePlan { gang: gang.clone(), term: self.term.counter };
+        self.emit_pending(command, Pending::PlanRemoval(gang), actions);
+    }
+
+    /// Tries a removal again, unless the gang has written a newer plan since.
+    pub(crate) fn retry_removal(&mut self, gang: &GangName, actions: &mut Vec<Action>) {
+        if !self.needs_plan(gang) {
+            self.remove_plan(gang.clone(), actions);
+        }
+    }
+
+    /// True where a gang has written a plan, or lives by the one that was found.
+    pub(crate) fn needs_plan(&self, gang: &GangName) -> bool {
+        let Some(gang) = self.gangs.key(gang).and_then(|key| self.gangs.gangs.get(&key)) else {
+            return false;
+        };
+        if self.rooms.contains_key(&gang.key()) {
+            return true;
+        }
+        let is_rolled_back = matches!(gang.phase, Phase::Evicting { has_plan: true, .. });
+        let has_plan = |round: &Round| round.plan_stored || round.plan_write.is_some();
+        gang.phase.cut_short().is_some() || is_rolled_back || gang.phase.round().is_some_and(has_plan)
     }
 
     /// A Binding may have taken effect, and the pod knows: it is read. The first time at once, since one answer that is

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::gang::PodBinding;
-use phalanx_common::ids::{GangName, LeaseId, PodUid};
+use phalanx_common::ids::{LeaseId, PodUid};
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
@@ -14,7 +14,7 @@ use phalanx_common::wire::{Exactness, LeaseRequest, LeaseState};
 use crate::action::{Action, Command};
 use crate::cluster::{EarlyEnd, NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
-use crate::gang::GangKey;
+use crate::gang::{GangKey, Pod};
 use crate::lease::{Lease, devices};
 use crate::phase::{BindState, Member, Phase, Round, Step};
 use crate::place::{Overlay, Placed};
@@ -150,6 +150,8 @@ impl Core {
             round.plan_stored = true;
             round.plan_retry_at = None;
         }
+        // It takes the place of a plan that made room for the gang.
+        self.note_room_stored(key, false);
     }
 
     fn plan_of(&self, key: GangKey) -> Option<GangPlan> {
@@ -291,6 +293,14 @@ impl Core {
         };
         let Some(round) = round else { return };
         self.eviction_news = true; // Nothing of it could be evicted meanwhile.
+        let counts =
+            |uid: &PodUid, pod: &Pod| !round.members.contains_key(uid) && (pod.is_live() || pod.ended_well());
+        if !self.gangs.pods_of(&name).any(|(uid, pod)| counts(uid, pod))
+            && let Some(gang) = self.gangs.gangs.get_mut(&key)
+        {
+            // What ran before is gone: it begins anew with these.
+            gang.running_since = None;
+        }
         let had_plan = round.plan_stored || is_cut_short;
         // Without a plan it was committed as the gang of a lone pod: whatever its PodGroup asks since then joins it later.
         if self.is_satisfied(key) || !had_plan {
@@ -301,7 +311,7 @@ impl Core {
             }
         } else if self.has_started(key, &round) {
             // It was whole once: what joins it starts too, though some are missing for ever.
-            self.open_start_gate(key);
+            self.run_without_round(key);
             self.remove_plan(name, actions);
         } else {
             let cause = Arc::from("a pod was deleted while the gang was being bound");
@@ -310,47 +320,6 @@ impl Core {
             self.set_phase(key, Phase::Degraded { cause, round: None, roll_back_at });
         }
         self.touched.insert(key);
-    }
-
-    /// True where the gang was whole before, and pods beside those of a round still run.
-    fn has_started(&self, key: GangKey, round: &Round) -> bool {
-        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
-        if !gang.was_whole || matches!(gang.phase, Phase::Placing(_)) || gang.phase.cut_short().is_some() {
-            return false;
-        }
-        let mut others =
-            self.gangs.pods_of(&gang.spec.name).filter(|(uid, _)| !round.members.contains_key(uid));
-        others.any(|(_, pod)| pod.is_live())
-    }
-
-    /// A plan has done its work. A removal that fails is tried again: a later start would take what is
-    /// left for a placement that was cut short.
-    pub(crate) fn remove_plan(&mut self, gang: GangName, actions: &mut Vec<Action>) {
-        if planted::is(Bug::KeepPlans) {
-            return;
-        }
-        let command = Command::DeletePlan { gang: gang.clone(), term: self.term.counter };
-        self.emit_pending(command, Pending::PlanRemoval(gang), actions);
-    }
-
-    /// Tries a removal again, unless the gang has written a newer plan since.
-    pub(crate) fn retry_removal(&mut self, gang: &GangName, actions: &mut Vec<Action>) {
-        if !self.needs_plan(gang) {
-            self.remove_plan(gang.clone(), actions);
-        }
-    }
-
-    /// True where a gang has written a plan, or lives by the one that was found.
-    pub(crate) fn needs_plan(&self, gang: &GangName) -> bool {
-        let Some(gang) = self.gangs.key(gang).and_then(|key| self.gangs.gangs.get(&key)) else {
-            return false;
-        };
-        if self.rooms.contains_key(&gang.key()) {
-            return true;
-        }
-        let is_cut_short = gang.phase.cut_short().is_some() || matches!(gang.phase, Phase::Evicting { .. });
-        let has_plan = |round: &Round| round.plan_stored || round.plan_write.is_some();
-        is_cut_short || gang.phase.round().is_some_and(has_plan)
     }
 
     /// Lets the gang's bound pods start.
@@ -390,8 +359,9 @@ impl Core {
             self.end_lease(member.lease);
             self.set_pod_lease(uid, None);
         }
-        let keeps_plan = self.resume_held(key) || keeps_plan;
-        if !keeps_plan && (round.plan_stored || round.plan_write.is_some()) {
+        let is_stored = round.plan_stored || round.plan_write.is_some();
+        let keeps_plan = self.resume_held(key, is_stored) || keeps_plan;
+        if !keeps_plan && is_stored {
             self.remove_plan(name, actions);
         }
         self.timers.insert((retry_at, Timer::Gang(key)));

@@ -170,4 +170,7 @@ scenarios! {
     namespaces_of_queues,
     guarantees,
     closed_queues,
+    plans_that_leave,
+    replacement_not_bound,
+    room_in_vain,
 }

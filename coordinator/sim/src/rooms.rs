@@ -29,6 +29,8 @@ pub struct Rooms {
     pub victims: BTreeMap<PodUid, bool>,
     /// Gangs that one that was stored named as a whole, since the last look.
     pub whole: BTreeSet<GangName>,
+    /// When a leader asked last for one to be written.
+    pub written: BTreeMap<GangName, Time>,
     /// When a leader said last that it gives one up.
     pub dropped: BTreeMap<GangName, Time>,
     /// Those that were written by a process that did not lead any more.
@@ -86,6 +88,7 @@ impl World {
     }
 
     fn look_at_room(&mut self, incarnation: u64, plan: &GangPlan) {
+        self.facts.rooms.written.insert(plan.gang.clone(), self.now);
         let Some(process) = self.processes.get(&incarnation) else { return };
         let is_resumed = self.facts.rooms.stored.get(&plan.gang).is_some_and(|(old, _)| old.term < plan.term);
         let view = process.core.view();

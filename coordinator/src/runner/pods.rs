@@ -14,7 +14,7 @@ use phalanx_common::units::Time;
 use super::Objects;
 use crate::agents::PodReport;
 use crate::api::store::{node_name, phase};
-use crate::api::{Kind, Mutation, Object, ObjectKey, Preconditions};
+use crate::api::{Kind, Mutation, Object, ObjectKey};
 use crate::convert::status::{pod_end, pod_start, pod_status};
 use crate::convert::{self, Reading, plan};
 
@@ -274,7 +274,9 @@ fn set_phase(object: &Object, pod: &PodSpec, phase: PodPhase, now: Time) -> Opti
     }
     Some(Mutation::UpdateStatus {
         key: object.key(),
-        preconditions: Preconditions::uid(&object.metadata.uid),
+        // Exactly this state: one that was replaced and does not know it yet must not undo what its successor wrote, least of
+        // all that the pod has ended, whose GPUs are another's by then.
+        preconditions: object.preconditions(),
         status: pod_status(&object.status, phase, now),
     })
 }
@@ -366,6 +368,17 @@ mod tests {
         let pods = objects([bound("a", Some(lease(1)), "Running")]);
         assert!(after([started("n", "a")], &pods).is_empty());
         assert_eq!(after([ended("a", true)], &pods), ["a Succeeded"]);
+    }
+
+    #[test]
+    fn a_phase_is_written_over_the_state_that_was_seen_and_no_other() {
+        let mut pod = bound("a", Some(lease(1)), "Pending");
+        pod.metadata.resource_version = 7;
+        let mut ledger = PodLedger::default();
+        ledger.report(started("n", "a"));
+        let writes = ledger.look(&objects([pod]), NOW).writes;
+        let [Mutation::UpdateStatus { preconditions, .. }] = &*writes else { panic!("{writes:?}") };
+        assert_eq!((preconditions.uid.as_deref(), preconditions.resource_version), (Some("uid-a"), 7));
     }
 
     #[test]

@@ -102,7 +102,9 @@ fn check_gone(facts: &Facts) -> Result<(), String> {
         let group = facts.groups.get(&plan.gang);
         let is_gone = group.is_none_or(|group| *group.uid != *plan.gang_uid);
         let is_late = facts.rooms.late.contains(&(plan.gang.clone(), plan.term));
-        let is_told = facts.rooms.dropped.get(&plan.gang).is_some_and(|said| *said >= *since);
+        // It may be given up before it is stored: its write was on its way then, and its removal comes behind.
+        let since = facts.rooms.written.get(&plan.gang).map_or(*since, |asked| (*asked).min(*since));
+        let is_told = facts.rooms.dropped.get(&plan.gang).is_some_and(|said| *said >= since);
         let is_placed = facts.plans.contains_key(&plan.gang)
             || group.is_some_and(|group| {
                 let pods = facts.pods.values().filter(|pod| pod.gang == plan.gang);
