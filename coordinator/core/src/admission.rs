@@ -145,7 +145,10 @@ impl Core {
                 // Its group has its place in the order by its first gang.
                 continue;
             }
-            let is_other = *other_key != key && !self.starts_with(key, *other_key);
+            // For whom others were evicted keeps its quota: they would have gone in vain.
+            let is_other = *other_key != key
+                && !self.starts_with(key, *other_key)
+                && !self.rooms.contains_key(other_key);
             if let Some(other) = self.gangs.gangs.get(other_key).filter(|_| is_other) {
                 gone.entry(name.clone()).or_default().add(&other.charge);
                 behind.push(*other_key);

@@ -33,8 +33,10 @@ pub(crate) type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
 
 /// What holds a single pod up.
 enum Held {
-    /// Its queue's ceiling, or what was found out for a pod like it.
+    /// Its queue's ceiling, or a fact of its own.
     Known(Reason),
+    /// A pod like it did not fit in this pass; true where it never can.
+    AsAnother(Reason, bool),
     /// It did not fit.
     ByRoom(Required, Shortfall),
 }
@@ -373,7 +375,8 @@ impl Core {
         }
         // Looked into only now, when what was placed is taken: the reason must show what is left.
         let cause = match more.first {
-            Some(Held::Known(reason)) => Some(reason),
+            Some(Held::Known(reason) | Held::AsAnother(reason, true)) => Some(reason),
+            Some(Held::AsAnother(reason, false)) => Some(self.evict_for_missing(key, reason, now)),
             Some(Held::ByRoom(one, shortfall)) => {
                 let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
                 failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
@@ -429,8 +432,8 @@ impl Core {
                 more.look_again = more.look_again.max(Some(until));
                 let step = "its PodGroup may be about to ask for more pods: they start together then";
                 Held::Known(Reason::InProgress { step: Arc::from(step) })
-            } else if let Some((reason, _)) = failed.get(&kind) {
-                Held::Known(reason.clone())
+            } else if let Some((reason, never)) = failed.get(&kind) {
+                Held::AsAnother(reason.clone(), *never)
             } else if more.first.is_some() && too_large.contains(&kind) {
                 more.waiting += pods;
                 continue;

@@ -40,6 +40,8 @@ scenarios! {
     case_065_pods_of_two_sizes,
     admitted_on_credit,
     true_fixes_of_queues,
+    two_that_lost_a_pod,
+    evicted_for_keeps_its_quota,
     story_f_without_preempt,
     story_e_restarting_job_and_urgent_ones,
     story_c_two_tenants,
