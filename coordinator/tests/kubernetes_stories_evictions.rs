@@ -76,11 +76,10 @@ async fn a_tenant_takes_its_share_back_and_exactly_two_workers_go_never_the_mast
     assert_eq!((&status["phase"], &status["running"]), (&"Running".into(), &2.into()), "{status}");
 
     // Made again by their controller they wait, for what is borrowed is not taken back from its owner.
-    cluster.apply(&gang_b(1).manifest()).await;
+    cluster.make_missing(&gang_b(1).manifest()).await;
     says(&admin, "b", "MorePodsWait", "2 more pods wait for a place").await;
     tokio::time::sleep(QUIET).await;
     assert_eq!(gone(&cluster, &before).await, went);
-    cluster.until_settled(&["a"]).await;
     assert_eq!(evictions(&admin).await, 2);
 
     cluster.delete("a").await;
@@ -96,7 +95,7 @@ async fn a_tenant_takes_its_share_back_and_exactly_two_workers_go_never_the_mast
 async fn a_gang_that_needs_all_of_its_pods_gives_way_as_a_whole_and_returns_when_the_other_ends() {
     let (cluster, replica, admin, before) = b_borrows_and_a_comes(4).await;
     assert_eq!(gone(&cluster, &before).await.len(), 4);
-    cluster.apply(&gang_b(4).manifest()).await;
+    cluster.make_missing(&gang_b(4).manifest()).await;
     // It needs 32, and 16 are idle.
     let text = "4 of 4 pods needed, only 2 of 4 pods fit: 2 nodes with 8 free GPUs; 16 GPUs free in total";
     let reason = says(&admin, "b", "Preempted", text).await;
@@ -151,8 +150,7 @@ async fn stream_of_urgent_ones(cluster: &KubernetesCluster, admin: &SocketAddr, 
         cluster.apply(&gang.manifest()).await;
         urgent += 1;
         until("the urgent one has run", || async {
-            // Its controller makes it again.
-            cluster.apply(&low.manifest()).await;
+            cluster.make_missing(&low.manifest()).await;
             let pods = cluster.pods(&name).await;
             let phase = pods.first()?.status.as_ref()?.phase.clone()?;
             (phase == "Succeeded").then_some(())
@@ -234,6 +232,15 @@ spec:
     )
 }
 
+impl KubernetesCluster {
+    /// Name of a job's PodGroup.
+    async fn group_of(&self, job: &str) -> Option<String> {
+        let groups = self.kubectl("get pg -o name").await;
+        let mut names = groups.lines().filter_map(|line| line.rsplit('/').next());
+        names.find(|name| name.starts_with(&format!("{job}-"))).map(str::to_owned)
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_urgent_job_without_pods_is_admitted_where_less_urgent_ones_can_give_their_quota_back() {
     let cluster = KubernetesCluster::start(4, 8, 1).await;
@@ -241,6 +248,7 @@ async fn an_urgent_job_without_pods_is_admitted_where_less_urgent_ones_can_give_
     cluster.leader().await;
     cluster.until_ready(&replica, 4).await;
     let admin = replica.admin().await;
+    cluster.servers.start_controller_manager(&["garbage-collector-controller"]).await.unwrap();
     // The queue is full; two nodes are idle all the time.
     cluster
         .apply(&(queue("q", "capability: {nvidia.com/gpu: 16}") + &class("p0", 1_000) + &class("p2", 10)))
@@ -250,21 +258,15 @@ async fn an_urgent_job_without_pods_is_admitted_where_less_urgent_ones_can_give_
     // One of the same priority gets no pods: nobody goes for it.
     cluster.apply(&job("equal", 1, "p2")).await;
     let text = "queue q quota: capability nvidia.com/gpu 16, used or admitted 16, asked 8";
-    let group = |job: &'static str| async {
-        let groups = cluster.kubectl("get pg -o name").await;
-        let name =
-            groups.lines().filter_map(|line| line.rsplit('/').next()).find(|name| name.starts_with(job));
-        name.map(str::to_owned)
-    };
-    let equal = until("the PodGroup of the job", || group("equal-")).await;
+    let equal = until("the PodGroup of the job", || cluster.group_of("equal")).await;
     says(&admin, &equal, "QuotaUsed", text).await;
     assert_eq!(evictions(&admin).await, 0);
 
     cluster.apply(&job("high", 1, "p0")).await;
     cluster.until_running("high", 1).await;
     // It was needed whole: both of its pods went, once.
-    let high = group("high-").await.unwrap();
-    let low = group("low-").await.unwrap();
+    let high = cluster.group_of("high").await.unwrap();
+    let low = cluster.group_of("low").await.unwrap();
     cluster.until_row(&format!("pg {high}"), &["Running", "1", "1"]).await;
     tokio::time::sleep(QUIET).await;
     assert_eq!(evictions(&admin).await, 2);
@@ -272,7 +274,6 @@ async fn an_urgent_job_without_pods_is_admitted_where_less_urgent_ones_can_give_
     says(&admin, &low, "Preempted", "queue q quota").await;
 
     cluster.kubectl("delete vcjob high equal").await;
-    cluster.delete("high").await;
     cluster.until_running("low", 2).await;
     assert_eq!((cluster.refused(), evictions(&admin).await), (0, 2));
     replica.check();

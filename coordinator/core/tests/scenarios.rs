@@ -32,6 +32,7 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    told_anew_after_a_preemption,
     story_f_without_preempt,
     story_e_restarting_job_and_urgent_ones,
     story_c_two_tenants,

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -11,7 +12,7 @@ use phalanx_core::view::ReasonView;
 use serde_json::Value;
 
 use crate::kubernetes::{KubernetesCluster, until};
-use crate::support::{explain, get};
+use crate::support::{PATIENCE, explain, get};
 
 /// Name of a hollow node.
 pub fn node(number: usize) -> String {
@@ -61,13 +62,23 @@ impl KubernetesCluster {
 
     /// Waits until each pod of the gang says so in its condition `PodScheduled`, and its PodGroup in one of its own.
     pub async fn until_told(&self, gang: &str, text: &str) {
-        until(&format!("{gang} tells: {text}"), || async {
-            let pods = self.pods(gang).await;
+        let began = Instant::now();
+        loop {
+            let pods: Vec<_> = self.pods(gang).await.iter().map(unscheduled).collect();
             let group = self.object(&format!("pg/{gang}")).await["status"]["conditions"].to_string();
-            let told = pods.iter().all(|pod| unscheduled(pod).is_some_and(|message| message.contains(text)));
-            (told && !pods.is_empty() && group.contains(text)).then_some(())
-        })
-        .await;
+            let told = pods.iter().all(|said| said.as_ref().is_some_and(|said| said.contains(text)));
+            if told && !pods.is_empty() && group.contains(text) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{gang} never tells {text}: {group} {pods:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// What a controller does: makes what is not there, and leaves what is.
+    pub async fn make_missing(&self, manifest: &str) {
+        // It fails of what is there, after it has made the rest.
+        drop(self.servers.kubectl_with_input(&["create", "-f", "-"], manifest).await);
     }
 }
 
