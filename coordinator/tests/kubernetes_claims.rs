@@ -9,8 +9,8 @@ mod support;
 #[allow(dead_code, reason = "cuts and kills are for other tests that share this file")]
 mod kubernetes;
 
-#[path = "support/kubernetes_people.rs"]
 #[allow(dead_code, reason = "each test needs a part of it")]
+#[path = "support/kubernetes_people.rs"]
 mod people;
 
 use std::time::Duration;
