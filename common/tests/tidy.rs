@@ -21,7 +21,7 @@ fn read(path: &Path) -> String {
 }
 
 /// All files under `folder` with one of these extensions; build output and hidden folders left out,
-/// but for `.ci` and `.cargo`.
+/// but for `.ci` and `.cargo`. In a worktree `.git` is a file, and names a folder outside the tree.
 fn files_under(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -29,7 +29,7 @@ fn files_under(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
         for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            if path.is_symlink() || name == "target" {
+            if path.is_symlink() || name == "target" || name == ".git" {
                 continue;
             }
             if path.is_dir() {

@@ -9,16 +9,15 @@ mod support;
 #[allow(dead_code, reason = "cuts and kills are for other tests that share this file")]
 mod kubernetes;
 
-use std::net::SocketAddr;
+#[allow(dead_code, reason = "each test needs a part of it")]
+#[path = "support/kubernetes_people.rs"]
+mod people;
+
 use std::time::Duration;
 
 use kubernetes::{KubernetesCluster, until};
+use people::{node, says};
 use phalanx_core::view::ReasonView;
-use support::explain;
-
-fn node(number: usize) -> String {
-    format!("hollow-{number:05}")
-}
 
 fn claim(name: &str, fields: &str) -> String {
     format!(
@@ -68,15 +67,6 @@ fn mounts(claim: &str) -> String {
 }
 
 impl KubernetesCluster {
-    async fn apply(&self, text: &str) {
-        self.servers.kubectl_with_input(&["apply", "-f", "-"], text).await.unwrap();
-    }
-
-    async fn kubectl(&self, arguments: &str) -> String {
-        let arguments: Vec<&str> = arguments.split(' ').collect();
-        self.servers.kubectl(&arguments).await.unwrap()
-    }
-
     /// Gives a claim a volume that is reached from the nodes of a zone, as Kubernetes' controller does.
     async fn bind(&self, claim: &str, zone: &str) {
         let uid = self.kubectl(&format!("get pvc {claim} -o jsonpath={{.metadata.uid}}")).await;
@@ -102,26 +92,11 @@ spec:
         .await;
     }
 
-    async fn runs_on(&self, name: &str, number: usize) {
-        let pods = self.until_running(name, 1).await;
-        let at = pods[0].spec.as_ref().unwrap().node_name.clone();
-        assert_eq!(at.as_deref(), Some(&*node(number)), "{name}");
-    }
-
     async fn is_not_bound(&self, name: &str) {
         for pod in self.pods(name).await {
             assert_eq!(pod.spec.unwrap().node_name, None, "{name}");
         }
     }
-}
-
-/// Waits until the gang says this.
-async fn says(admin: &SocketAddr, name: &str, code: &str, text: &str) -> ReasonView {
-    until(&format!("{name} says {code}: {text}"), || async {
-        let reason = explain(admin, &format!("default/{name}")).await.gang.reason?;
-        (&*reason.code == code && reason.text.contains(text)).then_some(reason)
-    })
-    .await
 }
 
 fn seconds(reason: &ReasonView) -> u64 {

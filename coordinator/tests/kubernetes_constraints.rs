@@ -9,16 +9,14 @@ mod support;
 #[allow(dead_code, reason = "cuts and kills are for other tests that share this file")]
 mod kubernetes;
 
-use std::net::SocketAddr;
+#[allow(dead_code, reason = "each test needs a part of it")]
+#[path = "support/kubernetes_people.rs"]
+mod people;
 
-use kubernetes::{KubernetesCluster, until};
-use support::explain;
+use kubernetes::KubernetesCluster;
+use people::{node, says};
 
 const NODES: usize = 5;
-
-fn node(number: usize) -> String {
-    format!("hollow-{number:05}")
-}
 
 impl KubernetesCluster {
     /// A pod of its own PodGroup, with this beside its containers.
@@ -42,28 +40,8 @@ spec:
   containers: [{{name: main, image: none, resources: {{limits: {{nvidia.com/gpu: 1}}}}{container}}}]
 "
         );
-        self.servers.kubectl_with_input(&["apply", "-f", "-"], &manifest).await.unwrap();
+        self.apply(&manifest).await;
     }
-
-    async fn runs_on(&self, name: &str, number: usize) {
-        let pods = self.until_running(name, 1).await;
-        let at = pods[0].spec.as_ref().unwrap().node_name.clone();
-        assert_eq!(at.as_deref(), Some(&*node(number)), "{name}");
-    }
-
-    async fn kubectl(&self, arguments: &str) {
-        let arguments: Vec<&str> = arguments.split(' ').collect();
-        let _ = self.servers.kubectl(&arguments).await.unwrap();
-    }
-}
-
-/// Waits until the gang says this.
-async fn says(admin: &SocketAddr, name: &str, code: &str, text: &str) {
-    until(&format!("{name} says {code}: {text}"), || async {
-        let reason = explain(admin, &format!("default/{name}")).await.gang.reason?;
-        (&*reason.code == code && reason.text.contains(text)).then_some(())
-    })
-    .await;
 }
 
 fn affinity(rule: &str) -> String {

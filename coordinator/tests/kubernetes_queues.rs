@@ -9,19 +9,24 @@ mod support;
 #[allow(dead_code, reason = "cuts and kills are for other tests that share this file")]
 mod kubernetes;
 
+#[allow(dead_code, reason = "each test needs a part of it")]
+#[path = "support/kubernetes_people.rs"]
+mod people;
+
 use std::net::SocketAddr;
 
 use kubernetes::{KubernetesCluster, until};
+use people::{Gang, says};
 use phalanx_core::view::QueueView;
 use serde_json::{Value, json};
-use support::{explain, state};
+use support::state;
 
 const VOLCANO: &str = "scheduling.volcano.sh/v1beta1";
 const PHALANX: &str = "phalanx.dev/v1alpha1";
 
 impl KubernetesCluster {
     /// Applies an object that has no namespace.
-    async fn apply(&self, version: &str, kind: &str, name: &str, spec: Value) -> Result<String, String> {
+    async fn apply_spec(&self, version: &str, kind: &str, name: &str, spec: Value) -> Result<String, String> {
         let object =
             json!({ "apiVersion": version, "kind": kind, "metadata": { "name": name }, "spec": spec });
         let applied = self.servers.kubectl_with_input(&["apply", "-f", "-"], &object.to_string()).await;
@@ -29,35 +34,17 @@ impl KubernetesCluster {
     }
 
     async fn queue(&self, name: &str, spec: Value) {
-        drop(self.apply(VOLCANO, "Queue", name, spec).await.unwrap());
+        drop(self.apply_spec(VOLCANO, "Queue", name, spec).await.unwrap());
     }
 
     /// A gang of one pod with one GPU in a queue.
     async fn gang_in(&self, name: &str, queue: &str) {
-        let manifest = format!(
-            "apiVersion: {VOLCANO}
-kind: PodGroup
-metadata: {{name: {name}, namespace: default}}
-spec: {{minMember: 1, queue: {queue}}}
----
-apiVersion: v1
-kind: Pod
-metadata:
-  name: {name}
-  namespace: default
-  labels: {{gang: {name}}}
-  annotations: {{scheduling.k8s.io/group-name: {name}}}
-spec:
-  schedulerName: phalanx
-  containers: [{{name: main, image: none, resources: {{limits: {{nvidia.com/gpu: 1}}}}}}]
-"
-        );
-        self.servers.kubectl_with_input(&["apply", "-f", "-"], &manifest).await.unwrap();
+        let gang = Gang { queue, ..Gang::new(name, &[("worker", 1)], "nvidia.com/gpu: 1") };
+        self.apply(&gang.manifest()).await;
     }
 
     async fn status(&self, queue: &str) -> Value {
-        let text = self.servers.kubectl(&["get", "queue", queue, "-o", "json"]).await.unwrap();
-        serde_json::from_str::<Value>(&text).unwrap()["status"].clone()
+        self.object(&format!("queue {queue}")).await["status"].clone()
     }
 
     async fn until_status(&self, queue: &str, what: &str, is_right: impl Fn(&Value) -> bool) {
@@ -65,10 +52,6 @@ spec:
             is_right(&self.status(queue).await).then_some(())
         })
         .await;
-    }
-
-    async fn kubectl(&self, arguments: &[&str]) -> String {
-        self.servers.kubectl(arguments).await.unwrap()
     }
 }
 
@@ -78,14 +61,6 @@ async fn shows(admin: &SocketAddr, name: &str, is_right: impl Fn(&QueueView) -> 
         let state = state(admin).await;
         let queue = state.queues.iter().find(|queue| queue.name.as_str() == name)?;
         is_right(queue).then_some(())
-    })
-    .await;
-}
-
-async fn waits(admin: &SocketAddr, gang: &str, code: &str, text: &str) {
-    until(&format!("{gang} says {code}: {text}"), || async {
-        let reason = explain(admin, &format!("default/{gang}")).await.gang.reason?;
-        (&*reason.code == code && reason.text.contains(text)).then_some(())
     })
     .await;
 }
@@ -112,7 +87,7 @@ async fn what_contradicts_itself_is_refused_or_set_aside_and_all_others_go_on() 
         ("QueuePolicy", json!({ "maximumRunTime": "one day" }), "spec.maximumRunTime"),
     ] {
         let version = if kind == "Queue" { VOLCANO } else { PHALANX };
-        let refusal = cluster.apply(version, kind, "bad", spec).await.unwrap_err();
+        let refusal = cluster.apply_spec(version, kind, "bad", spec).await.unwrap_err();
         assert!(refusal.contains(named), "{kind}: {refusal}");
     }
     let replica = cluster.replica(0, None);
@@ -157,8 +132,8 @@ async fn what_contradicts_itself_is_refused_or_set_aside_and_all_others_go_on() 
     cluster.gang_in("lost", "orphan").await;
     cluster.gang_in("fine", "team").await;
     cluster.until_running("fine", 1).await;
-    waits(&admin, "stuck", "QueueSetAside", "mars-tech.com/gpu").await;
-    waits(&admin, "lost", "QueueSetAside", "queue nobody does not exist").await;
+    says(&admin, "stuck", "QueueSetAside", "mars-tech.com/gpu").await;
+    says(&admin, "lost", "QueueSetAside", "queue nobody does not exist").await;
     // Repaired, its gang goes too.
     cluster.queue("upside-down", json!({ "capability": { "mars-tech.com/gpu": 5 } })).await;
     cluster.queue("orphan", json!({ "parent": "top" })).await;
@@ -177,21 +152,14 @@ async fn what_contradicts_itself_is_refused_or_set_aside_and_all_others_go_on() 
     cluster
         .until_status("top", "its children count", |status| status["allocated"]["nvidia.com/gpu"] == "2")
         .await;
-    let columns = cluster.kubectl(&["get", "queue", "team", "--no-headers"]).await;
+    let columns = cluster.kubectl("get queue team --no-headers").await;
     assert_eq!(columns.split_whitespace().take(4).collect::<Vec<_>>(), ["team", "top", "Open", "3"]);
-    let close = [
-        "patch",
-        "queue",
-        "team",
-        "--subresource=status",
-        "--type=merge",
-        "-p",
-        "{\"status\":{\"state\":\"Closed\"}}",
-    ];
+    let closed = "{\"status\":{\"state\":\"Closed\"}}";
+    let close = format!("patch queue team --subresource=status --type=merge -p {closed}");
     cluster.kubectl(&close).await;
     cluster.until_status("team", "closing", |status| status["state"] == "Closing").await;
     cluster.gang_in("late", "team").await;
-    waits(&admin, "late", "QueueClosed", "team").await;
+    says(&admin, "late", "QueueClosed", "team").await;
     cluster.delete("late").await;
     cluster.delete("fine").await;
     cluster.until_status("team", "closed", |status| status["state"] == "Closed").await;
@@ -204,23 +172,23 @@ async fn a_queue_policy_counts_as_soon_as_it_is_there_and_no_longer() {
     let cluster = KubernetesCluster::start(1, 4, 1).await;
     cluster.queue("red", json!({})).await;
     let policy = json!({ "namespaces": ["elsewhere"], "holdAfter": "5m", "maximumRunTime": "24h" });
-    cluster.apply(PHALANX, "QueuePolicy", "red", policy).await.unwrap();
+    cluster.apply_spec(PHALANX, "QueuePolicy", "red", policy).await.unwrap();
     let replica = cluster.replica(0, None);
     cluster.leader().await;
     let admin = replica.admin().await;
     cluster.gang_in("guest", "red").await;
-    waits(&admin, "guest", "NamespaceNotAllowed", "elsewhere").await;
+    says(&admin, "guest", "NamespaceNotAllowed", "elsewhere").await;
     let policies = state(&admin).await.policies;
     assert_eq!(policies.iter().map(|policy| policy.name.as_str()).collect::<Vec<_>>(), ["red"]);
-    let columns = cluster.kubectl(&["get", "qpol", "red", "--no-headers"]).await;
+    let columns = cluster.kubectl("get qpol red --no-headers").await;
     assert!(columns.contains("elsewhere") && columns.contains("24h"), "{columns}");
     // A change is enough, in either direction.
-    cluster.apply(PHALANX, "QueuePolicy", "red", json!({ "namespaces": ["default"] })).await.unwrap();
+    cluster.apply_spec(PHALANX, "QueuePolicy", "red", json!({ "namespaces": ["default"] })).await.unwrap();
     cluster.until_running("guest", 1).await;
-    cluster.apply(PHALANX, "QueuePolicy", "red", json!({ "namespaces": [] })).await.unwrap();
+    cluster.apply_spec(PHALANX, "QueuePolicy", "red", json!({ "namespaces": [] })).await.unwrap();
     cluster.gang_in("second", "red").await;
-    waits(&admin, "second", "NamespaceNotAllowed", "red").await;
-    cluster.kubectl(&["delete", "qpol", "red"]).await;
+    says(&admin, "second", "NamespaceNotAllowed", "red").await;
+    cluster.kubectl("delete qpol red").await;
     cluster.until_running("second", 1).await;
     assert!(state(&admin).await.policies.is_empty());
     assert_eq!(cluster.refused(), 0);

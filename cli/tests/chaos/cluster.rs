@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
-use crate::dead::Bindings;
+use crate::look::Seen;
+use crate::recordings::Bindings;
 use crate::support::{Printed, assert_no_errors, phalanx, wait_for, workspace};
 
 /// Environment variable that arms a kill point.
@@ -330,9 +331,14 @@ impl Cluster {
         assert!(actions > 0, "the recordings of {} hold no action at all", coordinator.name);
     }
 
-    /// Ends the agents and the coordinator as a user would, and looks through their recordings, in which so many
-    /// gangs were bound, and their logs.
-    pub fn finish(mut self, gangs: usize) {
+    /// Ends the agents and the coordinator as a user would, and looks through their logs, and through the recordings
+    /// beside what was seen: so many gangs were bound.
+    pub fn finish(self, seen: &Seen, gangs: usize) {
+        self.finish_after(&[], seen, gangs);
+    }
+
+    /// The same, after other coordinators of this cluster, which have ended.
+    pub fn finish_after(mut self, others: &[Coordinator], seen: &Seen, gangs: usize) {
         for agent in &mut self.agents {
             if let Some(mut process) = agent.process.take() {
                 process.signal(Signal::TERM);
@@ -343,8 +349,10 @@ impl Cluster {
             process.signal(Signal::TERM);
             assert_eq!(process.exit_code(), Some(0), "{} after SIGTERM", process.name);
         }
-        self.replay(&self.coordinator);
-        Bindings::of(&self.coordinator.state_dir).check(gangs);
+        let coordinators = others.iter().chain([&self.coordinator]);
+        coordinators.clone().for_each(|coordinator| self.replay(coordinator));
+        let state_dirs: Vec<&Path> = coordinators.map(|coordinator| &*coordinator.state_dir).collect();
+        Bindings::of(&state_dirs).check(seen, gangs);
         assert_no_errors(&self.path);
     }
 }

@@ -24,7 +24,7 @@ pub fn coordinator_dies(point: &str) {
     // The answer may have died with it; applying again is what a user does.
     cluster.coordinator.apply(&rivals());
     run_out(&cluster, &mut seen, HEAL, 3);
-    cluster.finish(3);
+    cluster.finish(&seen, 3);
 }
 
 /// The agent of one node dies at this point and is started again at once.
@@ -37,7 +37,7 @@ pub fn agent_dies(point: &str, victim: usize) {
     seen.look_at_the_dead(&cluster);
     cluster.start_agent(victim, None);
     run_out(&cluster, &mut seen, HEAL, 3);
-    cluster.finish(3);
+    cluster.finish(&seen, 3);
 }
 
 macro_rules! points {

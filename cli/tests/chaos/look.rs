@@ -27,15 +27,26 @@ pub struct Held {
     pub gpus: BTreeSet<String>,
 }
 
+/// Where a pod is bound, and for which gang.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub gang: String,
+    pub node: String,
+    pub lease: String,
+}
+
 /// What was seen before, for what must never change.
 #[derive(Debug, Default)]
 pub struct Seen {
-    bound: BTreeMap<String, (String, String)>,
+    /// Places by pod's UID.
+    pub bound: BTreeMap<String, Place>,
+    /// What was bound when a coordinator was last found dead: of this the recordings may know less.
+    pub before_death: BTreeSet<String>,
 }
 
 impl Seen {
     /// A pod is bound, to this node and with this lease: for ever.
-    pub fn bound(&mut self, uid: &str, name: &str, place: (String, String)) {
+    pub fn bound(&mut self, uid: &str, name: &str, place: Place) {
         let before = self.bound.insert(uid.to_owned(), place.clone());
         assert!(
             before.as_ref().is_none_or(|before| *before == place),
@@ -76,7 +87,9 @@ pub fn on_disk(agents: &[Agent], seen: &mut Seen) -> (BTreeSet<Held>, Vec<String
             }
             let name = lease.request.pod_name.to_string();
             if matches!(lease.state, DurableState::Bound | DurableState::Started { .. }) {
-                seen.bound(lease.request.pod.as_str(), &name, (agent.node.clone(), id.clone()));
+                let gang = lease.request.gang.to_string();
+                let place = Place { gang, node: agent.node.clone(), lease: id.clone() };
+                seen.bound(lease.request.pod.as_str(), &name, place);
             }
             if !matches!(lease.state, DurableState::Started { ended: None, .. }) {
                 moving.push(format!("lease {id} of {name} is {:?} on {}", lease.state, agent.node));
@@ -100,15 +113,19 @@ pub fn in_store(coordinator: &Coordinator, seen: &mut Seen) -> Result<BTreeSet<H
         let Some(node) = pod["spec"]["nodeName"].as_str() else { continue };
         let metadata = &pod["metadata"];
         let annotation = |name: &str| metadata["annotations"][name].as_str().unwrap_or_default();
-        let name =
-            format!("{}/{}", metadata["namespace"].as_str().unwrap(), metadata["name"].as_str().unwrap());
-        let place = (node.to_owned(), annotation("phalanx.dev/lease-id").to_owned());
+        let namespace = metadata["namespace"].as_str().unwrap();
+        let name = format!("{namespace}/{}", metadata["name"].as_str().unwrap());
+        let place = Place {
+            gang: format!("{namespace}/{}", annotation("scheduling.k8s.io/group-name")),
+            node: node.to_owned(),
+            lease: annotation("phalanx.dev/lease-id").to_owned(),
+        };
         seen.bound(metadata["uid"].as_str().unwrap(), &name, place.clone());
         if matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
             continue;
         }
         let gpus = annotation("phalanx.dev/gpu-uuids").split(',').map(str::to_owned).collect();
-        held.insert(Held { pod: name, node: place.0, lease: place.1, gpus });
+        held.insert(Held { pod: name, node: place.node, lease: place.lease, gpus });
     }
     Ok(held)
 }
@@ -214,7 +231,11 @@ pub fn settles(
 #[test]
 fn the_checks_can_fail() {
     let mut seen = Seen::default();
-    let place = |node: &str| (node.to_owned(), "1.00000001-1".to_owned());
+    let place = |node: &str| Place {
+        gang: "team/g".to_owned(),
+        node: node.to_owned(),
+        lease: "1.00000001-1".to_owned(),
+    };
     seen.bound("uid", "team/a", place("node-1"));
     seen.bound("uid", "team/a", place("node-1"));
     let again = std::panic::catch_unwind(move || seen.bound("uid", "team/a", place("node-2")));

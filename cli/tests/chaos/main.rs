@@ -9,6 +9,7 @@ mod kill_points;
 mod look;
 mod network;
 mod proxy;
+mod recordings;
 mod replaced;
 mod rounds;
 mod take_over;

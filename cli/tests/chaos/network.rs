@@ -28,7 +28,7 @@ fn loss_and_delay() {
     run_out(&cluster, &mut seen, PATIENCE, 3);
     let (passed, dropped) = proxy.weather.counts();
     assert!(passed > 50 && dropped > 0, "{passed} passed, {dropped} dropped: the proxy was not in the way");
-    cluster.finish(3);
+    cluster.finish(&seen, 3);
 }
 
 /// Gangs wait, run and end during a cut of all agents; afterwards all is as if nothing had been.
@@ -51,7 +51,7 @@ fn cut(length: Duration, up: bool, down: bool, seed: u64) {
     std::thread::sleep(length / 2);
     proxy.weather.cut(false, false);
     run_out(&cluster, &mut seen, HEAL, 3);
-    cluster.finish(4);
+    cluster.finish(&seen, 4);
 }
 
 #[test]

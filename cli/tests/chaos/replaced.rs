@@ -87,6 +87,5 @@ fn it_gets_no_lease_and_moves_no_pod() {
     assert_eq!(terms, BTreeSet::from([term]), "the terms stay with the successor");
 
     let old = std::mem::replace(&mut cluster.coordinator, successor);
-    cluster.replay(&old);
-    cluster.finish(1);
+    cluster.finish_after(&[old], &seen, 2);
 }

@@ -205,7 +205,7 @@ fn round(seed: u64) {
     cluster.coordinator.wait_until_ready();
     cluster.coordinator.apply(&gangs);
     run_out(&cluster, &mut seen, HEAL.saturating_sub(start.elapsed()), shapes.len());
-    cluster.finish(shapes.len());
+    cluster.finish(&seen, shapes.len());
     println!(
         "seed {seed}: ledgers, store and output agree; all gangs ran once; nothing is left; replay is the same"
     );

@@ -292,6 +292,25 @@ impl Reason {
         }
     }
 
+    /// The reason within one that says in which state the gang waits: what is lacking now.
+    pub(crate) fn cause(&self) -> Option<&Self> {
+        match self {
+            Self::Together(together) => together.cause(),
+            Self::Preempted(preempted) => preempted.cause.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The code, and behind it those of the reasons within: `Preempted/NoRoom`. What people are told is told anew when
+    /// this changes, for then the text and the fix are other ones.
+    #[must_use]
+    pub fn codes(&self) -> String {
+        match self.cause() {
+            Some(cause) => format!("{}/{}", self.code(), cause.codes()),
+            None => self.code().to_owned(),
+        }
+    }
+
     /// The nearest thing a person can do; empty where waiting is the answer.
     #[must_use]
     pub fn fix(&self) -> String {

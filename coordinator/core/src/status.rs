@@ -159,17 +159,23 @@ fn is_news_of_placing(gang: &Gang) -> bool {
 
 /// Pods are made, and claims are bound, one after the other.
 fn comes_bit_by_bit(reason: Option<&Reason>) -> bool {
-    match reason {
-        Some(Reason::Together(together)) => {
-            together.cause().is_some_and(|cause| comes_bit_by_bit(Some(cause)))
-        }
-        reason => matches!(reason, Some(Reason::TooFewPods { .. } | Reason::Claim(_))),
-    }
+    matches!(reason, Some(Reason::TooFewPods { .. } | Reason::Claim(_)))
+        || reason.and_then(Reason::cause).is_some_and(|cause| comes_bit_by_bit(Some(cause)))
 }
 
 /// The same cause: what it was written for would be written again.
 fn says_the_same(written: Option<&Reason>, reason: Option<&Reason>) -> bool {
-    written.map(Reason::code) == reason.map(Reason::code) && (!comes_bit_by_bit(reason) || written == reason)
+    if comes_bit_by_bit(reason) {
+        return written == reason;
+    }
+    let (mut written, mut reason) = (written, reason);
+    while written.map(Reason::code) == reason.map(Reason::code) {
+        if reason.is_none() {
+            return true;
+        }
+        (written, reason) = (written.and_then(Reason::cause), reason.and_then(Reason::cause));
+    }
+    false
 }
 
 /// When the number of pods or claims that are missing since then may be told; `None` where it may at once.
@@ -204,7 +210,7 @@ pub(crate) fn pod_group_phase(gang: &Gang) -> GangPhase {
 fn shows_gang(shown: &ShownGang, written: &GangStatus) -> bool {
     let told = written.reason.as_ref().filter(|reason| !matches!(reason, Reason::InProgress { .. }));
     &*shown.phase == written.phase.as_str()
-        && shown.reason.as_deref() == told.map(Reason::code)
+        && shown.reason.as_deref() == told.map(Reason::codes).as_deref()
         && [shown.running, shown.succeeded, shown.failed]
             == [written.running, written.succeeded, written.failed].map(u64::from)
 }

@@ -42,6 +42,7 @@ scenarios! {
     true_fixes_of_queues,
     two_that_lost_a_pod,
     evicted_for_keeps_its_quota,
+    told_anew_after_a_preemption,
     story_f_without_preempt,
     story_e_restarting_job_and_urgent_ones,
     story_c_two_tenants,

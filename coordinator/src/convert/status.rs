@@ -51,8 +51,8 @@ pub fn pod_group_status(previous: &Value, status: &GangStatus, now: Time) -> Val
         Some(Reason::InProgress { .. }) => {}
         Some(reason) => {
             let message = match reason.fix() {
-                fix if fix.is_empty() => format!("[{}] {reason}", reason.code()),
-                fix => format!("[{}] {reason}; {fix}", reason.code()),
+                fix if fix.is_empty() => format!("[{}] {reason}", reason.codes()),
+                fix => format!("[{}] {reason}; {fix}", reason.codes()),
             };
             conditions.push(condition(previous, UNSCHEDULABLE, volcano_reason(reason), &message, now));
         }

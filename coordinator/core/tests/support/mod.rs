@@ -310,7 +310,7 @@ impl World {
                     Reason::TooFewPods { exist, minimum, .. } => {
                         format!(" TooFewPods {exist}/{minimum} at {} s", self.now.0 / 1000)
                     }
-                    _ => format!(" {}", reason.code()),
+                    _ => format!(" {}", reason.codes()),
                 });
                 format!(
                     "status {} {} running={} succeeded={}{}",
@@ -628,7 +628,7 @@ fn shown(status: &GangStatus) -> ShownGang {
     let told = status.reason.as_ref().filter(|reason| reason.code() != "InProgress");
     ShownGang {
         phase: status.phase.as_str().into(),
-        reason: told.map(|reason| reason.code().into()),
+        reason: told.map(|reason| reason.codes().into()),
         running: status.running.into(),
         succeeded: status.succeeded.into(),
         failed: status.failed.into(),

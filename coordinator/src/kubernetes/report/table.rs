@@ -134,7 +134,7 @@ pub enum Report {
     Event(Happening),
 }
 
-/// The `[Code]` that a text begins with.
+/// The `[Code]`, or `[Code/Code]`, that a text begins with.
 fn code_of(message: &str) -> &str {
     let text = message.strip_prefix('[').unwrap_or_default();
     text.split_once(']').map_or("", |(code, _)| code)
@@ -196,7 +196,7 @@ impl Group {
         };
         let reason = match code_of(message) {
             _ if !self.is_admitted() => "WaitingForAdmission",
-            code if NOT_FOR_NODES.contains(&code) => "WaitingForGang",
+            codes if codes.split('/').any(|code| NOT_FOR_NODES.contains(&code)) => "WaitingForGang",
             _ => "Unschedulable",
         };
         Some(Shown { reason: reason.to_owned(), message: message.clone() })

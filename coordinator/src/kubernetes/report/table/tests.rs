@@ -76,6 +76,8 @@ fn case_095_only_an_admitted_gang_that_a_node_would_help_is_unschedulable() {
         ("Inqueue", "[LargerThanAnyNode] largest node has 1", "Unschedulable"),
         ("Inqueue", "[TooFewPods] 1 of 2 pods exist", "WaitingForGang"),
         ("Inqueue", "[PodBlocked] spec.volumes", "WaitingForGang"),
+        ("Inqueue", "[Preempted/NoRoom] preempted by default/a; no node has 8 free", "Unschedulable"),
+        ("Inqueue", "[Preempted/TooFewPods] preempted by default/a; 1 of 2 pods exist", "WaitingForGang"),
         ("Running", "[MorePodsWait] 2 more", "WaitingForGang"),
         ("Pending", "[QuotaUsed] queue q: capability 16, used or admitted 16", "WaitingForAdmission"),
         ("Pending", "[NoRoom] no node has 8 free", "WaitingForAdmission"),
