@@ -57,8 +57,7 @@ impl Core {
             return;
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let policy = self.policies.get(&gang.spec.queue);
-        let after = policy.and_then(|policy| policy.hold_after_ms).unwrap_or(self.settings.hold_after_ms);
+        let after = self.hold_after(gang);
         let due = gang.waiting_since + after;
         if now < due {
             self.timers.insert((due, Timer::Gang(key)));
@@ -109,6 +108,12 @@ impl Core {
         if let Some(start) = start {
             self.timers.insert((start, Timer::Gang(key)));
         }
+    }
+
+    /// How long a gang waits before something is held for it.
+    pub(crate) fn hold_after(&self, gang: &Gang) -> Millis {
+        let policy = self.policies.get(&gang.spec.queue);
+        policy.and_then(|policy| policy.hold_after_ms).unwrap_or(self.settings.hold_after_ms)
     }
 
     /// Once these have ended its queues have no more than their share with it. What is borrowed is never held.
@@ -217,7 +222,7 @@ impl Core {
     }
 
     /// How long a gang that waits will run, where all of its pods say it, or it does.
-    fn length_of(&self, gang: &Gang) -> Option<Millis> {
+    pub(crate) fn length_of(&self, gang: &Gang) -> Option<Millis> {
         let of_gang = self.run_length(gang);
         let pods = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.is_unplaced());
         let of_pods =

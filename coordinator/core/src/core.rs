@@ -224,6 +224,7 @@ impl Core {
         self.others.last = None;
         self.claims.last = None;
         self.queues.forget_shares();
+        self.forget_alike();
         self.forget_evictable();
         self.clone()
     }

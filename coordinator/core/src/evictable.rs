@@ -18,6 +18,7 @@ use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::InUse;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, Pod, natural};
+use crate::givers::Givers;
 use crate::lease::Lease;
 use crate::phase::PhaseKind;
 use crate::reason::Spared;
@@ -51,14 +52,14 @@ pub(crate) struct Victims {
 }
 
 /// It, or its owner, says that it must not be evicted.
-fn is_kept(preemptable: Option<bool>) -> bool {
+pub(crate) fn is_kept(preemptable: Option<bool>) -> bool {
     preemptable == Some(false) && !planted::is(Bug::EvictProtected)
 }
 
 impl Core {
     /// Everything that runs and could be evicted at all.
-    pub(crate) fn evictable(&self) -> Vec<Evictable> {
-        let mut all = Vec::new();
+    pub(crate) fn evictable(&self) -> BTreeMap<QueueName, Vec<Evictable>> {
+        let mut all: BTreeMap<QueueName, Vec<Evictable>> = BTreeMap::new();
         for (key, gang) in &self.gangs.gangs {
             // What is bound half goes on to be whole or gives all back: it has not run, and its own plan stands till then.
             let is_half = gang.phase.cut_short().is_some();
@@ -74,7 +75,7 @@ impl Core {
             if units.is_empty() {
                 continue;
             }
-            all.push(Evictable {
+            all.entry(gang.spec.queue.clone()).or_default().push(Evictable {
                 key: *key,
                 queue: gang.spec.queue.clone(),
                 priority,
@@ -221,17 +222,20 @@ impl Core {
     }
 
     /// What of all that may go for this gang: of its own queue what is less urgent, and of others only where it `reclaims`.
-    pub(crate) fn victims_for(&self, gang: &Gang, all: &[Evictable], reclaims: bool) -> Victims {
-        let priority = self.priority_of(&gang.spec).unwrap_or(0);
+    pub(crate) fn victims_for(&mut self, key: GangKey, givers: &Givers) -> Victims {
         let mut victims = Victims { units: Vec::new(), spared: Vec::new(), next: None };
+        if givers.is_empty() {
+            return victims;
+        }
+        let all = self.all_evictable();
+        let Some(gang) = self.gangs.gangs.get(&key) else { return victims };
+        let priority = self.priority_of(&gang.spec).unwrap_or(0);
+        let above = priority.saturating_add(i32::from(planted::is(Bug::EvictEqualPriority)));
+        let mut all: Vec<&Evictable> = givers.queues().filter_map(|queue| all.get(queue)).flatten().collect();
+        all.sort_unstable_by_key(|evictable| evictable.key);
         for evictable in all {
             let is_same = evictable.queue == gang.spec.queue;
-            let may = if is_same {
-                let above = priority.saturating_add(i32::from(planted::is(Bug::EvictEqualPriority)));
-                self.settings.preempt && evictable.priority < above
-            } else {
-                reclaims && self.is_reclaimable(&evictable.queue)
-            };
+            let may = !is_same || evictable.priority < above;
             if !may || evictable.units.iter().any(|unit| self.is_going(unit)) {
                 continue;
             }

@@ -9,9 +9,11 @@ use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 
 use crate::amounts::{Amounts, ResourceKey};
+use crate::cluster::NodeIndex;
 use crate::core::{Core, Timer};
 use crate::evictable::{Evictable, Facts, Tally, Victims, never_evicts, queues_of};
 use crate::gang::{Gang, GangKey};
+use crate::givers::AboveShare;
 use crate::pass::{ShapeKey, shape_key};
 use crate::phase::Phase;
 use crate::place::{Candidate, PodNeed};
@@ -34,7 +36,10 @@ pub(crate) type Lack = (QueueName, ResourceKey, u64);
 /// What was found out in this pass. Others go on to use it: what did not help one gang helps none like it.
 #[derive(Clone, Default)]
 pub(crate) struct EvictionMemory {
-    evictable: Option<Arc<Vec<Evictable>>>,
+    evictable: Option<Arc<BTreeMap<QueueName, Vec<Evictable>>>>,
+    pub(crate) above_share: AboveShare,
+    /// Until when agents are waited for.
+    heard_by: Option<Option<Time>>,
     /// Why nobody goes, and when that may change by itself.
     no_help: BTreeMap<MemoryKey, (Option<NoEviction>, Option<Time>)>,
     /// Gangs for which others may have to go, while nobody goes; `None` once they may.
@@ -67,7 +72,7 @@ impl Core {
         self.eviction_memory = EvictionMemory::default();
     }
 
-    fn all_evictable(&mut self) -> Arc<Vec<Evictable>> {
+    pub(crate) fn all_evictable(&mut self) -> Arc<BTreeMap<QueueName, Vec<Evictable>>> {
         if let Some(known) = &self.eviction_memory.evictable {
             return known.clone();
         }
@@ -176,22 +181,21 @@ impl Core {
         lacks: &[Lack],
         now: Time,
     ) -> Look {
-        let all = self.all_evictable();
         let asked = sum_of(pods);
         let over_share = self.over_share(key, &asked);
-        let Some(gang) = self.gangs.gangs.get(&key) else { return Look::default() };
-        let mut victims = self.victims_for(gang, &all, self.settings.reclaim && over_share.is_none());
-        let queue = gang.spec.queue.clone();
-        let tally = self.tally(&queue, &victims, &asked, lacks);
+        let reclaims = self.settings.reclaim && over_share.is_none();
+        let Some(givers) = self.givers(key, &asked, reclaims) else { return Look::default() };
+        let mut victims = self.victims_for(key, &givers);
+        let tally = self.tally(&givers.own, &victims, &asked, lacks);
         if !victims.units.iter().any(|unit| tally.may_go(unit)) {
             victims.units.clear();
         }
         if victims.units.is_empty() && victims.spared.is_empty() {
             let Some(gang) = self.gangs.gangs.get(&key) else { return Look::default() };
             let cause = if lacks.is_empty() {
-                over_share.filter(|_| self.others_could_give(gang, &all))
+                over_share.filter(|_| self.others_could_give(gang))
             } else {
-                self.is_used_by_more_urgent(gang, &all).then_some(NoEvictionCause::Quota)
+                self.is_used_by_more_urgent(gang).then_some(NoEvictionCause::Quota)
             };
             return Look { victims, tally, room: None, cause };
         }
@@ -205,12 +209,17 @@ impl Core {
     }
 
     /// Until when agents that have not dialled since the start are waited for.
-    fn heard_by(&self, now: Time) -> Option<Time> {
+    fn heard_by(&mut self, now: Time) -> Option<Time> {
+        if let Some(known) = self.eviction_memory.heard_by {
+            return known;
+        }
         let until = self.started_at + HEARD_WITHIN;
         let is_silent = |node: &crate::cluster::Node| {
             node.agent.is_none() && node.spec.as_ref().is_some_and(|spec| spec.allocatable.gpus() > 0)
         };
-        (now < until && self.cluster.nodes().any(|(_, node)| is_silent(node))).then_some(until)
+        let found = (now < until && self.cluster.nodes().any(|(_, node)| is_silent(node))).then_some(until);
+        self.eviction_memory.heard_by = Some(found);
+        found
     }
 
     /// Its queue, or one above it, would be above its share: it takes what is idle only.
@@ -231,19 +240,6 @@ impl Core {
             }
         }
         None
-    }
-
-    /// Gangs of other queues run that could go if the gang's queue were under its share.
-    fn others_could_give(&self, gang: &Gang, all: &[Evictable]) -> bool {
-        let is_other =
-            |other: &Evictable| other.queue != gang.spec.queue && self.is_reclaimable(&other.queue);
-        self.settings.reclaim && all.iter().any(is_other)
-    }
-
-    /// What is more urgent than the gang runs in its queue.
-    fn is_used_by_more_urgent(&self, gang: &Gang, all: &[Evictable]) -> bool {
-        let priority = self.priority_of(&gang.spec).unwrap_or(0);
-        all.iter().any(|other| other.queue == gang.spec.queue && other.priority > priority)
     }
 
     fn tally(&mut self, own: &QueueName, victims: &Victims, asked: &Amounts, lacks: &[Lack]) -> Tally {
@@ -388,17 +384,13 @@ impl Core {
                 *known = priority.min(*known);
             }
         }
-        let mut to_try = Vec::new();
-        for (name, queue) in &self.queues.queues {
-            let reclaims = self.settings.reclaim && lowest.keys().any(|other| other != name);
-            let lowest = lowest.get(name).filter(|_| self.settings.preempt);
-            let wakes = queue.waiting.iter().filter(|(order, _)| {
+        let names: Vec<QueueName> = self.queues.queues.keys().cloned().collect();
+        for name in names {
+            let reclaims = self.settings.reclaim && lowest.keys().any(|other| *other != name);
+            let lowest = lowest.get(&name).filter(|_| self.settings.preempt);
+            self.queues.ask_all(&name, |order| {
                 !order.is_surplus && (reclaims || lowest.is_some_and(|lowest| *lowest < order.priority.0))
             });
-            to_try.extend(wakes.map(|(_, key)| *key));
-        }
-        for key in to_try {
-            self.set_waiting(key, true);
         }
     }
 
@@ -416,12 +408,11 @@ impl Core {
         asked: &Amounts,
         lacks: &[Lack],
     ) -> Option<(Victims, Tally)> {
-        let all = self.all_evictable();
-        let over_share = self.over_share(key, asked).is_some();
-        let gang = self.gangs.gangs.get(&key).filter(|gang| !never_evicts(self, &gang.spec))?;
-        let queue = gang.spec.queue.clone();
-        let victims = self.victims_for(gang, &all, self.settings.reclaim && !over_share);
-        let tally = self.tally(&queue, &victims, asked, lacks);
+        self.gangs.gangs.get(&key).filter(|gang| !never_evicts(self, &gang.spec))?;
+        let reclaims = self.settings.reclaim && self.over_share(key, asked).is_none();
+        let givers = self.givers(key, asked, reclaims)?;
+        let victims = self.victims_for(key, &givers);
+        let tally = self.tally(&givers.own, &victims, asked, lacks);
         Some((victims, tally))
     }
 
@@ -436,10 +427,13 @@ impl Core {
         let Some(need) = largest.map(|pod| pod.need.clone()) else { return NoEvictionCause::Protected };
         let mut best = 0;
         let mut kept_from: Vec<(NodeName, Arc<str>)> = Vec::new();
+        let mut given: BTreeMap<NodeIndex, (u32, u64)> = BTreeMap::new();
+        for part in units.iter().filter(|unit| tally.may_go(unit)).flat_map(|unit| &unit.parts) {
+            let (count, mask) = given.entry(part.node).or_default();
+            (*count, *mask) = (*count + 1, *mask | part.mask);
+        }
         for (index, node) in self.cluster.nodes().filter(|(_, node)| node.shut().is_none()) {
-            let may_go = units.iter().filter(|unit| tally.may_go(unit));
-            let on_node = may_go.flat_map(|unit| &unit.parts).filter(|part| part.node == index);
-            let (count, mask) = on_node.fold((0, 0), |(count, mask), part| (count + 1, mask | part.mask));
+            let (count, mask) = given.get(&index).copied().unwrap_or_default();
             match why_not(node, &need) {
                 Some(why) if count > 0 && kept_from.len() < NAMED => kept_from.push((node.name.clone(), why)),
                 Some(_) => {}

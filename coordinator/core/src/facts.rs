@@ -70,12 +70,14 @@ impl Core {
         if self.policies.get(&name) != Some(&policy) {
             self.touch_queue(&name);
             self.policies.insert(name, policy);
+            self.forget_alike();
             self.wake_all();
         }
     }
 
     pub(crate) fn delete_queue_policy(&mut self, name: &QueueName) {
         if self.policies.remove(name).is_some() {
+            self.forget_alike();
             self.wake_all();
         }
     }
@@ -121,6 +123,7 @@ impl Core {
             let after = self.order_of(&gang.spec, key).in_phase(gang.phase.kind());
             self.move_order(key, after);
         }
+        self.forget_alike();
         self.wake_all();
     }
 
@@ -174,6 +177,7 @@ impl Core {
             not_before: Time(0),
             evict_not_before: Time(0),
             tried_with: None,
+            counted_as: None,
             evict_failures: 0,
             running_since: None,
             preempted: None,
@@ -229,6 +233,7 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let kind = gang.phase.kind();
         self.move_order(key, order.in_phase(kind));
+        self.note_giver(key);
         if is_new_object {
             let finished = self.gangs.gangs.get_mut(&key).is_some_and(|gang| {
                 (gang.written, gang.placing_since) = (None, None);

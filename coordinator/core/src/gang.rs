@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::gang::{GangSpec, PodPhase, PodSpec};
-use phalanx_common::ids::{GangName, LeaseId, PodUid};
+use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +65,9 @@ pub(crate) struct Gang {
     /// `capacity_generation` of the cluster when it was last tried: whether it can ever run is known for that.
     #[serde(default)]
     pub(crate) tried_with: Option<u64>,
+    /// Queue and priority as which it is counted among those that may be evicted.
+    #[serde(default)]
+    pub(crate) counted_as: Option<(QueueName, i32)>,
     /// Plans for it in a row that evicted others and were dropped.
     #[serde(default)]
     pub(crate) evict_failures: u32,

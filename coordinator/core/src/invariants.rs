@@ -8,6 +8,7 @@ use crate::amounts::Amounts;
 use crate::cluster::InUse;
 use crate::core::Core;
 use crate::phase::{Member, Phase, PhaseKind};
+use crate::queue::Queue;
 
 /// Checks the ledger and the gangs.
 ///
@@ -17,6 +18,7 @@ pub fn check(core: &Core) -> Result<(), String> {
     check_nodes(core)?;
     check_queues(core)?;
     check_rooms(core)?;
+    core.check_givers()?;
     core.check_claims()?;
     core.check_groups()?;
     check_gangs(core)
@@ -91,6 +93,7 @@ fn check_rooms(core: &Core) -> Result<(), String> {
 /// What a queue has allocated is the sum of its gangs' charged leases and of what its children have; what it charges, of
 /// its admitted gangs and of what those charge.
 fn check_queues(core: &Core) -> Result<(), String> {
+    core.queues.queues.values().try_for_each(Queue::check_alike)?;
     let mut allocated: BTreeMap<&QueueName, Amounts> = BTreeMap::new();
     let mut charged: BTreeMap<&QueueName, Amounts> = BTreeMap::new();
     for lease in core.leases.leases.values().filter(|lease| lease.charged) {

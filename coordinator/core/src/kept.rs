@@ -2,6 +2,7 @@
 
 use crate::action::GangPhase;
 use crate::core::Core;
+use crate::queue::Queue;
 use crate::status::pod_group_phase;
 
 /// Numbers of the whole, without anything that has a name.
@@ -39,6 +40,7 @@ impl Core {
             ("queues_to_look_at", self.touched_queues.len()),
             ("gangs_waiting", self.queues.count_waiting()),
             ("gangs_to_try", self.queues.count_to_try()),
+            ("gangs_alike", self.queues.queues.values().map(Queue::count_alike).sum()),
             ("gangs_admitted", queued),
             ("strangers_fenced", self.strangers_fenced.len()),
             ("plans_of_others", self.foreign.len()),

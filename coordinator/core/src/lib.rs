@@ -8,6 +8,7 @@
 
 pub mod action;
 mod admission;
+mod alike;
 mod amounts;
 mod backfill;
 mod claims;
@@ -21,6 +22,7 @@ mod facts;
 mod foreign;
 mod fresh;
 mod gang;
+mod givers;
 mod graces;
 mod groups;
 pub mod invariants;

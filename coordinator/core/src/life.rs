@@ -25,6 +25,7 @@ impl Core {
         // What runs now may be evicted.
         self.eviction_news |= before != after && after == PhaseKind::Running;
         self.move_order(key, order);
+        self.note_giver(key);
         if after == PhaseKind::Running && before != after {
             self.note_size(key);
         }
@@ -186,6 +187,7 @@ impl Core {
         let Some(gang) = self.gangs.gangs.remove(&key) else { return };
         self.gangs.by_name.remove(&gang.spec.name);
         self.queues.ensure(&gang.spec.queue).count(gang.phase.kind(), false);
+        self.queues.count_giver(gang.counted_as, None);
         if !planted::is(Bug::KeepWants) {
             self.queues.want(&gang.spec.queue, &gang.wants, &Amounts::default());
         }

@@ -37,8 +37,9 @@ impl Core {
     pub(crate) fn take_up_evictions(&mut self) -> bool {
         let Some(put_off) = self.eviction_memory.put_off.take() else { return false };
         for key in &put_off {
-            if self.gangs.gangs.get(key).is_some_and(|gang| self.is_waiting(gang)) {
-                self.set_waiting(*key, true);
+            let gang = self.gangs.gangs.get(key).filter(|gang| self.is_waiting(gang));
+            if let Some((queue, order)) = gang.map(|gang| (gang.spec.queue.clone(), gang.order)) {
+                self.queues.try_again(&queue, order);
             }
         }
         self.refresh_shares();

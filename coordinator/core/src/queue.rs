@@ -11,6 +11,7 @@ use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::action::QueueStatus;
+use crate::alike::Alike;
 use crate::amounts::{Amounts, ResourceKey, ResourceTable};
 use crate::gang::GangKey;
 use crate::phase::PhaseKind;
@@ -63,7 +64,13 @@ pub(crate) struct Queue {
     #[serde(with = "crate::pairs")]
     pub(crate) waiting: BTreeMap<OrderKey, GangKey>,
     pub(crate) to_try: BTreeSet<OrderKey>,
+    /// Those of them that wait for the same thing; `None` where all are tried each for itself.
+    #[serde(skip)]
+    pub(crate) alike: Option<Alike>,
     counts: BTreeMap<PhaseKind, u32>,
+    /// Gangs that run, whole or not, by priority.
+    #[serde(default, with = "crate::pairs")]
+    pub(crate) running: BTreeMap<i32, u32>,
     pub(crate) written: Option<QueueStatus>,
     /// When one was written last, or tried.
     #[serde(default)]
@@ -247,6 +254,9 @@ pub(crate) struct Queues {
     /// They are others than when all who wait were last tried: who may take back its share, or is held places.
     #[serde(skip)]
     pub(crate) shares_moved: bool,
+    /// Counts up whenever they are worked out.
+    #[serde(skip)]
+    pub(crate) share_generation: u64,
     #[serde(skip)]
     pub(crate) nothing: Amounts,
 }
@@ -264,6 +274,7 @@ impl Default for Queues {
             capacity: Amounts::default(),
             are_shares_fresh: false,
             shares_moved: false,
+            share_generation: 0,
             nothing: Amounts::default(),
         }
     }

@@ -200,6 +200,7 @@ impl Queues {
                 }
             }
         }
+        self.share_generation += 1;
         self.are_shares_fresh = true;
     }
 

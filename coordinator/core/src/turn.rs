@@ -201,9 +201,7 @@ impl Queues {
 
     /// A gang waits for a place, or for a place for more pods; it is tried in the next pass.
     fn wait(&mut self, queue: &QueueName, order: OrderKey, key: GangKey) {
-        let entry = self.ensure(queue);
-        entry.waiting.insert(order, key);
-        entry.to_try.insert(order);
+        self.ensure(queue).ask(order, key);
         self.to_try.insert(queue.clone());
         self.woken += 1;
     }
@@ -211,12 +209,13 @@ impl Queues {
     /// It waits no more.
     fn wait_no_more(&mut self, queue: &QueueName, order: &OrderKey) {
         let Some(entry) = self.queues.get_mut(queue) else { return };
-        let waited = entry.waiting.remove(order).is_some();
-        let was_to_try = entry.to_try.remove(order);
+        let is_other = entry.ask_no_more(order);
         if entry.to_try.is_empty() {
             self.to_try.remove(queue);
+        } else {
+            self.to_try.insert(queue.clone());
         }
-        self.woken += u64::from(waited && was_to_try);
+        self.woken += u64::from(is_other);
     }
 
     /// A gang was tried with others, before its turn.
@@ -231,13 +230,31 @@ impl Queues {
     }
 
     /// Takes the first gang to be tried of a queue.
-    pub(crate) fn take_first(&mut self, queue: &QueueName) -> Option<GangKey> {
+    pub(crate) fn take_first(&mut self, queue: &QueueName) -> Option<(OrderKey, GangKey)> {
         let entry = self.queues.get_mut(queue)?;
         let order = entry.to_try.pop_first();
         if entry.to_try.is_empty() {
             self.to_try.remove(queue);
         }
-        entry.waiting.get(&order?).copied()
+        Some((order?, *entry.waiting.get(&order?)?))
+    }
+
+    /// A gang that waits is tried once more in this pass.
+    pub(crate) fn try_again(&mut self, name: &QueueName, order: OrderKey) {
+        if let Some(queue) = self.queues.get_mut(name) {
+            queue.to_try.insert(order);
+            self.to_try.insert(name.clone());
+        }
+    }
+
+    /// Tries those of a queue for whom something may have changed.
+    pub(crate) fn ask_all(&mut self, name: &QueueName, is_such: impl Fn(&OrderKey) -> bool) {
+        let Some(queue) = self.queues.get_mut(name) else { return };
+        queue.ask_all(is_such);
+        if !queue.to_try.is_empty() {
+            self.to_try.insert(name.clone());
+            self.woken += 1;
+        }
     }
 
     /// Where a queue serves strictly in order, who is tried depends on all who wait before.
@@ -284,9 +301,10 @@ impl Core {
             while let Some((at, queue)) = turns.next(&self.queues) {
                 let queue = queue.clone();
                 let first = self.queues.take_first(&queue);
-                if let Some(key) = first {
+                if let Some((order, key)) = first {
                     self.try_one(key, &queue, &mut failed, &mut strict, now);
                     self.write_tried(key, actions);
+                    self.note_alike(&queue, order, key, now);
                 }
                 if turns.made_at == self.queues.woken {
                     turns.tried(self, at);
@@ -382,7 +400,7 @@ impl Core {
     /// Tries every waiting gang in the next pass.
     pub(crate) fn wake_all(&mut self) {
         for (name, queue) in self.queues.queues.iter_mut().filter(|(_, queue)| !queue.waiting.is_empty()) {
-            queue.to_try.extend(queue.waiting.keys().copied());
+            queue.ask_all(|_| true);
             self.queues.to_try.insert(name.clone());
         }
         self.queues.woken += 1;
@@ -396,12 +414,16 @@ impl Core {
         if queue.admitted.remove(&before).is_some() {
             queue.admitted.insert(after, key);
         }
-        if queue.waiting.remove(&before).is_some() {
-            queue.waiting.insert(after, key);
-        }
-        if queue.to_try.remove(&before) {
-            queue.to_try.insert(after);
+        if queue.waiting.contains_key(&before) {
+            // Whoever stands elsewhere is tried anew.
+            queue.ask_no_more(&before);
+            queue.ask(after, key);
+            let name = gang.spec.queue.clone();
+            self.queues.to_try.insert(name);
             self.queues.woken += 1;
+        }
+        if before.priority != after.priority {
+            self.note_giver(key);
         }
     }
 

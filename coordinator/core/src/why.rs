@@ -294,19 +294,24 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         |key: ResourceKey| open.iter().filter(|node| free(node, key) >= need.amounts.get(key)).count();
     let key = need.amounts.keys().min_by_key(|key| (enough(*key), *key != ResourceKey::Gpus));
     let key = key.unwrap_or(ResourceKey::Cpu);
-    let mut by_node: Vec<_> = open.iter().map(|node| (node.name.clone(), free(node, key))).collect();
+    let mut by_node: Vec<(&Node, u64)> = open.iter().map(|node| (*node, free(node, key))).collect();
     let free_total = by_node.iter().map(|(_, free)| *free).fold(0, u64::saturating_add);
     let largest = by_node.iter().map(|(_, free)| *free).max().unwrap_or(0);
-    by_node.sort_by(|(left, _), (right, _)| natural(left.as_str()).cmp(&natural(right.as_str())));
+    let by_name = |left: &Node, right: &Node| natural(left.name.as_str()).cmp(&natural(right.name.as_str()));
     if by_node.len() > NODES_NAMED {
-        by_node.sort_by(|(left_name, left), (right_name, right)| (right, left_name).cmp(&(left, right_name)));
+        // Of thousands only those that are named are put in order.
+        let most_first = |(left, left_free): &(&Node, u64), (right, right_free): &(&Node, u64)| {
+            right_free.cmp(left_free).then_with(|| by_name(left, right))
+        };
+        by_node.select_nth_unstable_by(NODES_NAMED, most_first);
         by_node.truncate(NODES_NAMED);
         by_node.retain(|(_, free)| *free > 0);
+        by_node.sort_by(most_first);
+    } else {
+        by_node.sort_by(|(left, _), (right, _)| by_name(left, right));
     }
-    let capacity: Vec<u64> = by_node
-        .iter()
-        .map(|(name, _)| cluster.find(name).map_or(0, |index| cluster.node(index).capacity.get(key)))
-        .collect();
+    let free_by_node =
+        by_node.into_iter().map(|(node, free)| (node.name.clone(), free, node.capacity.get(key))).collect();
     NoRoom {
         fit: count_of(&required.pods) - count_of(&missing),
         missing: by_size(&missing, key),
@@ -316,11 +321,7 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         asked: need.amounts.get(key),
         free_total,
         largest,
-        free_by_node: by_node
-            .into_iter()
-            .zip(capacity)
-            .map(|((name, free), all)| (name, free, all))
-            .collect(),
+        free_by_node,
         feasible_nodes: feasible_nodes(cluster, need),
         mixed_models_would_fit: false,
         lower_to: lower_to(cluster, shape, required),

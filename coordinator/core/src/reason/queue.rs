@@ -124,6 +124,11 @@ impl QueueHeld {
         )
     }
 
+    /// It is about how much there is, and who has it.
+    pub(crate) const fn is_of_amounts(&self) -> bool {
+        matches!(self, Self::AncestorUsed { .. } | Self::AboveAncestor { .. } | Self::Guaranteed { .. })
+    }
+
     /// It passes when others give back what they have.
     pub(super) const fn is_for_a_while(&self) -> bool {
         matches!(

@@ -1,0 +1,150 @@
+//! Which queues could give a gang something: found before anybody in them is looked at, since mostly none can.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use phalanx_common::ids::QueueName;
+use phalanx_common::planted::{self, Bug};
+
+use crate::amounts::{Amounts, ResourceKey};
+use crate::core::Core;
+use crate::evictable::is_kept;
+use crate::gang::{Gang, GangKey};
+use crate::phase::PhaseKind;
+use crate::queue::{Queue, Queues};
+
+/// Queues above their share by the resources that are asked for, as of one state of the shares.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AboveShare {
+    generation: u64,
+    by_keys: BTreeMap<Vec<ResourceKey>, Arc<BTreeSet<QueueName>>>,
+}
+
+/// Who could give a gang something.
+#[derive(Debug)]
+pub(crate) struct Givers {
+    /// The gang's queue.
+    pub(crate) own: QueueName,
+    /// Gangs of its own queue that are less urgent run.
+    pub(crate) has_less_urgent: bool,
+    /// Other queues from which may be taken back: gangs run there, and it has more than its share.
+    pub(crate) others: Arc<BTreeSet<QueueName>>,
+}
+
+impl Givers {
+    /// Nobody could.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.has_less_urgent && self.others.is_empty()
+    }
+
+    /// All queues to look in.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = &QueueName> {
+        Some(&self.own).filter(|_| self.has_less_urgent).into_iter().chain(&*self.others)
+    }
+}
+
+impl Gang {
+    /// As what it counts among those that may be evicted: none of its own facts speaks against it.
+    fn gives_as(&self) -> Option<(QueueName, i32)> {
+        let runs = matches!(self.phase.kind(), PhaseKind::Running | PhaseKind::Degraded);
+        let gives = runs && !self.is_made_up() && !is_kept(self.spec.policy.preemptable);
+        gives.then(|| (self.spec.queue.clone(), self.order.priority.0))
+    }
+}
+
+impl Queues {
+    /// A gang counts among those that may be evicted otherwise than before.
+    pub(crate) fn count_giver(&mut self, before: Option<(QueueName, i32)>, after: Option<(QueueName, i32)>) {
+        if let Some((name, priority)) = before {
+            let running = &mut self.ensure(&name).running;
+            let left = running.get(&priority).map_or(0, |count| count.saturating_sub(1));
+            running.insert(priority, left);
+            running.retain(|_, count| *count > 0);
+        }
+        if let Some((name, priority)) = after {
+            *self.ensure(&name).running.entry(priority).or_default() += 1;
+        }
+    }
+}
+
+impl Core {
+    /// Counts a gang among those that may be evicted, or not any more.
+    pub(crate) fn note_giver(&mut self, key: GangKey) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let gives_as = gang.gives_as();
+        if gang.counted_as != gives_as {
+            let before = std::mem::replace(&mut gang.counted_as, gives_as.clone());
+            self.queues.count_giver(before, gives_as);
+        }
+    }
+
+    /// Who could give a gang what it asks for; `None` where there is no such gang. `reclaims`: it may take back from other queues.
+    pub(crate) fn givers(&mut self, key: GangKey, asked: &Amounts, reclaims: bool) -> Option<Givers> {
+        let gang = self.gangs.gangs.get(&key)?;
+        let priority = i64::from(self.priority_of(&gang.spec).unwrap_or(0));
+        let priority = priority + i64::from(planted::is(Bug::EvictEqualPriority));
+        let own = self.queues.get(&gang.spec.queue);
+        let lowest = own.and_then(|queue| queue.running.first_key_value()).map(|(lowest, _)| *lowest);
+        let has_less_urgent =
+            self.settings.preempt && lowest.is_some_and(|lowest| i64::from(lowest) < priority);
+        let own = gang.spec.queue.clone();
+        let mut others = if reclaims { self.above_share(asked) } else { Arc::default() };
+        if others.contains(&own) {
+            Arc::make_mut(&mut others).remove(&own);
+        }
+        Some(Givers { own, has_less_urgent, others })
+    }
+
+    /// Queues whose gangs may be evicted for others, and that have more than their share of anything that is asked for.
+    fn above_share(&mut self, asked: &Amounts) -> Arc<BTreeSet<QueueName>> {
+        self.refresh_shares();
+        let generation = self.queues.share_generation;
+        let keys: Vec<ResourceKey> = asked.keys().collect();
+        let memory = &mut self.eviction_memory.above_share;
+        if memory.generation != generation {
+            *memory = AboveShare { generation, by_keys: BTreeMap::new() };
+        }
+        if let Some(known) = memory.by_keys.get(&keys) {
+            return known.clone();
+        }
+        let is_above = |queue: &Queue| {
+            let mut shares = keys.iter().filter_map(|key| Some((*key, queue.share.limit(*key)?)));
+            planted::is(Bug::ReclaimWithinShare)
+                || shares.any(|(key, share)| queue.allocated.get(key) > share)
+        };
+        let all = self.queues.queues.iter();
+        let all = all.filter(|(name, queue)| !queue.running.is_empty() && self.is_reclaimable(name));
+        let found: BTreeSet<QueueName> =
+            all.filter(|(_, queue)| is_above(queue)).map(|(name, _)| name.clone()).collect();
+        let found = Arc::new(found);
+        self.eviction_memory.above_share.by_keys.insert(keys, found.clone());
+        found
+    }
+
+    /// Gangs of other queues run that could go if the gang's queue were under its share.
+    pub(crate) fn others_could_give(&self, gang: &Gang) -> bool {
+        let mut others = self.queues.queues.iter().filter(|(name, _)| **name != gang.spec.queue);
+        self.settings.reclaim
+            && others.any(|(name, queue)| !queue.running.is_empty() && self.is_reclaimable(name))
+    }
+
+    /// Each gang that may be evicted is counted, and nobody else is.
+    pub(crate) fn check_givers(&self) -> Result<(), String> {
+        let mut running: BTreeMap<QueueName, BTreeMap<i32, u32>> = BTreeMap::new();
+        for (name, priority) in self.gangs.gangs.values().filter_map(Gang::gives_as) {
+            *running.entry(name).or_default().entry(priority).or_default() += 1;
+        }
+        let counted = self.queues.queues.iter().filter(|(_, queue)| !queue.running.is_empty());
+        let counted: BTreeMap<_, _> =
+            counted.map(|(name, queue)| (name.clone(), queue.running.clone())).collect();
+        if counted == running { Ok(()) } else { Err(format!("{running:?} run, counted {counted:?}")) }
+    }
+
+    /// What is more urgent than the gang runs in its queue.
+    pub(crate) fn is_used_by_more_urgent(&self, gang: &Gang) -> bool {
+        let priority = self.priority_of(&gang.spec).unwrap_or(0);
+        let queue = self.queues.get(&gang.spec.queue);
+        let highest = queue.and_then(|queue| queue.running.last_key_value());
+        highest.is_some_and(|(highest, _)| *highest > priority)
+    }
+}
