@@ -1,5 +1,6 @@
 //! What the benches share: a cluster of a given size in the real core, and one decision in it.
 
+pub mod room;
 pub mod waiting;
 
 use std::time::{Duration, Instant};

@@ -36,7 +36,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// So many gangs wait in so many queues of different weights. They are of so many sizes: of 1 to `sizes / 3 + 1` pods
+    /// So many gangs wait in so many queues, each of which has its share. They are of so many sizes: of 1 to `sizes / 3 + 1` pods
     /// of 2, 4 or 8 GPUs.
     #[must_use]
     pub fn new(nodes: usize, queues: usize, gangs: usize, users: Users, sizes: usize) -> Self {
@@ -44,8 +44,7 @@ impl Waiting {
         let mut waiting = Self { core, actions: Vec::new(), rounds: 0, now: Time(1000) };
         waiting.apply(Event::Started { term: Term { counter: 1, incarnation: 1 } });
         for queue in 0..queues {
-            let weight = queue as u32 % 7 + 1;
-            waiting.apply(Event::QueueApplied(QueueSpec { weight, ..QueueSpec::new(queue_name(queue)) }));
+            waiting.apply(Event::QueueApplied(QueueSpec::new(queue_name(queue))));
         }
         for node in (0..nodes).filter(|_| users == Users::Gangs) {
             waiting.run(node, node % queues);

@@ -132,7 +132,7 @@ impl Core {
         // What goes for it counts as gone already.
         let mut gone = self.going_for(key);
         gone.entry(name.clone()).or_default().add(&gang.charge);
-        if matches!(gang.phase, Phase::Admitted) {
+        if matches!(gang.phase, Phase::Admitted) && self.queues.over(&name, &gone, charge).is_some() {
             self.count_going_for_others(key, &mut gone);
         }
         let mut behind = Vec::new();

@@ -106,12 +106,11 @@ impl Alike {
 }
 
 impl Queue {
-    /// A gang waits and is tried in the next pass, and who is first of those that were like it.
+    /// A gang waits and is tried in the next pass. Whether it is still like others is seen then.
     pub(crate) fn ask(&mut self, order: OrderKey, key: GangKey) {
         self.waiting.insert(order, key);
         self.to_try.insert(order);
-        if let Some(alike) = &mut self.alike {
-            self.to_try.extend(alike.leave(&order));
+        if let Some(alike) = self.alike.as_mut().filter(|alike| !alike.group_of.contains_key(&order)) {
             alike.single.insert(order);
         }
     }

@@ -3,8 +3,9 @@
 //! and what ends before that may use the room meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use phalanx_common::ids::{GpuId, LeaseId, PodUid};
+use phalanx_common::ids::{GpuId, LeaseId, PodUid, QueueName};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
@@ -17,11 +18,16 @@ use crate::core::{Core, Timer};
 use crate::eviction::sum_of;
 use crate::gang::{Gang, GangKey};
 use crate::lease::Lease;
+use crate::pass::{ShapeKey, shape_key};
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{Overlay, Placed};
 use crate::reason::{HoldCause, Reason};
 use crate::required::Required;
-use crate::victims::{Guard, Rank, Unit, make_room};
+use crate::victims::{Guard, Rank, Room, Unit, make_room};
+
+/// After a look that found nothing to hold for a gang: how long until the next, and how often that doubles at most.
+const LOOK_AGAIN_AFTER: Millis = Millis::from_seconds(10);
+const MOST_DOUBLINGS: u32 = 5;
 
 /// What is held for a gang that has waited long.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +37,21 @@ pub(crate) struct Hold {
     /// When that was promised.
     since: Time,
     after: Millis,
+}
+
+/// What was found out in this pass.
+#[derive(Clone, Default)]
+pub(crate) struct HoldMemory {
+    /// All that uses the nodes, by when it ends.
+    endings: Option<Arc<Vec<Unit>>>,
+    /// Shapes that would find no place though everything ended.
+    in_vain: BTreeSet<ShapeKey>,
+}
+
+impl std::fmt::Debug for HoldMemory {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("HoldMemory")
+    }
 }
 
 /// Everything ends some time.
@@ -80,14 +101,15 @@ impl Core {
             }
             self.release_hold(other);
         }
-        let units = self.endings(key, now);
-        let (base, shape) = (self.overlay_for(key, now), self.shape(key));
-        let Ok(room) = make_room(&self.cluster, &base, &units, &Ending, &shape, &required.pods) else {
-            return;
-        };
-        if !self.is_within_share(key, &sum_of(&required.pods), &units, &room.units) {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        if gang.hold_not_before > now {
+            self.timers.insert((gang.hold_not_before, Timer::Gang(key)));
             return;
         }
+        let Some((units, room)) = self.look_for_hold(key, required, now) else {
+            self.pause_looking(key, now);
+            return;
+        };
         let ends: Option<Vec<i64>> = room
             .units
             .iter()
@@ -105,9 +127,59 @@ impl Core {
         self.hold_places(key, places, &leaving);
         self.note_reached(if start.is_some() { "hold: made, with a start" } else { "hold: made, without" });
         self.holds.insert(key, Hold { start, since: now, after });
+        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            (gang.hold_not_before, gang.hold_failures) = (Time(0), 0);
+        }
         if let Some(start) = start {
             self.timers.insert((start, Timer::Gang(key)));
         }
+    }
+
+    /// Places that a gang could have once what runs there has ended, and what that is.
+    fn look_for_hold(
+        &mut self,
+        key: GangKey,
+        required: &Required,
+        now: Time,
+    ) -> Option<(Arc<Vec<Unit>>, Room)> {
+        let asked = sum_of(&required.pods);
+        let queue = self.gangs.gangs.get(&key)?.spec.queue.clone();
+        let can_have = |core: &mut Self, queue: &QueueName| {
+            let share = core.deserved(queue);
+            asked.keys().all(|key| share.limit(key).is_none_or(|share| asked.get(key) <= share))
+        };
+        if !self.chain(&queue).iter().all(|queue| can_have(self, queue)) {
+            return None;
+        }
+        let shape = self.shape(key);
+        let alike = shape_key(&shape, required);
+        let has_own_view = self.has_own_view(key, now);
+        if !has_own_view && self.hold_memory.in_vain.contains(&alike) {
+            return None;
+        }
+        let units = self.endings(key, now);
+        let base = self.overlay_for(key, now);
+        let Ok(room) = make_room(&self.cluster, &base, &units, &Ending, &shape, &required.pods) else {
+            if !has_own_view {
+                self.hold_memory.in_vain.insert(alike);
+            }
+            return None;
+        };
+        self.is_within_share(key, &asked, &units, &room.units).then_some((units, room))
+    }
+
+    /// Nothing can be held for a gang: that is looked at again later and later, since it is much work and seldom changes.
+    fn pause_looking(&mut self, key: GangKey, now: Time) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let pause = Millis(LOOK_AGAIN_AFTER.0 << gang.hold_failures.min(MOST_DOUBLINGS));
+        gang.hold_failures = gang.hold_failures.saturating_add(1);
+        gang.hold_not_before = now + pause;
+        self.timers.insert((gang.hold_not_before, Timer::Gang(key)));
+    }
+
+    /// A pass begins: what could be held before says nothing now.
+    pub(crate) fn forget_holds(&mut self) {
+        self.hold_memory = HoldMemory::default();
     }
 
     /// How long a gang waits before something is held for it.
@@ -142,6 +214,8 @@ impl Core {
         leaving: &BTreeSet<LeaseId>,
     ) {
         self.cluster.unhold(key);
+        // What is held now is given to nobody else once it is empty.
+        self.hold_memory.endings = None;
         let mut by_node: BTreeMap<NodeIndex, (Vec<GpuId>, InUse)> = BTreeMap::new();
         for (node, pod, more) in places {
             let Some(pod) = self.gangs.pods.get(&pod) else { continue };
@@ -169,7 +243,19 @@ impl Core {
     }
 
     /// All that uses the nodes, each for itself, by when it ends.
-    fn endings(&self, key: GangKey, now: Time) -> Vec<Unit> {
+    fn endings(&mut self, key: GangKey, now: Time) -> Arc<Vec<Unit>> {
+        let has_leases = self.gangs.gangs.get(&key).is_some_and(|gang| gang.leases > 0);
+        if let Some(known) = self.hold_memory.endings.as_ref().filter(|_| !has_leases) {
+            return known.clone();
+        }
+        let all = Arc::new(self.endings_of_others(key, now));
+        if !has_leases {
+            self.hold_memory.endings = Some(all.clone());
+        }
+        all
+    }
+
+    fn endings_of_others(&self, key: GangKey, now: Time) -> Vec<Unit> {
         let leases = self.leases.leases.values().filter(|lease| lease.gang.is_some_and(|gang| gang != key));
         let unit = |lease: &Lease| {
             let gang = lease.gang?;

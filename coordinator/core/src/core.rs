@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::amounts::Amounts;
-use crate::backfill::Hold;
+use crate::backfill::{Hold, HoldMemory};
 use crate::claims::Claims;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::event::{DisruptionBudget, Event};
@@ -135,6 +135,8 @@ pub struct Core {
     /// Found out in this pass.
     #[serde(skip)]
     pub(crate) eviction_memory: EvictionMemory,
+    #[serde(skip)]
+    pub(crate) hold_memory: HoldMemory,
     /// Plans read at start.
     pub(crate) plans_found: Vec<GangPlan>,
     /// What agents told before everything stored was known.
@@ -197,6 +199,7 @@ impl Core {
             eviction_news: false,
             started_at: Time(0),
             eviction_memory: EvictionMemory::default(),
+            hold_memory: HoldMemory::default(),
             plans_found: Vec::new(),
             reports: BTreeMap::new(),
             quota_freed: false,
@@ -226,6 +229,7 @@ impl Core {
         self.queues.forget_shares();
         self.forget_alike();
         self.forget_evictable();
+        self.forget_holds();
         self.clone()
     }
 

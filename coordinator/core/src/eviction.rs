@@ -291,6 +291,9 @@ impl Core {
 
     /// What of the cluster is lacking because the rest is set aside for others: it is given back by whoever goes.
     fn guarantee_lacks(&self, gang: &Gang, asked: &Amounts) -> Vec<Lack> {
+        if !self.queues.has_guarantees {
+            return Vec::new();
+        }
         let root = QueueName::from(ROOT);
         let kept = self.queues.guaranteed_to_others(&gang.spec.queue);
         let mut used = self.allocated_of(&root).clone();

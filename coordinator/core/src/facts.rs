@@ -178,6 +178,8 @@ impl Core {
             evict_not_before: Time(0),
             tried_with: None,
             counted_as: None,
+            hold_not_before: Time(0),
+            hold_failures: 0,
             evict_failures: 0,
             running_since: None,
             preempted: None,

@@ -65,6 +65,11 @@ pub(crate) struct Gang {
     /// `capacity_generation` of the cluster when it was last tried: whether it can ever run is known for that.
     #[serde(default)]
     pub(crate) tried_with: Option<u64>,
+    /// Nothing is looked for that could be held for it before, and how often nothing was found in a row.
+    #[serde(default)]
+    pub(crate) hold_not_before: Time,
+    #[serde(default)]
+    pub(crate) hold_failures: u32,
     /// Queue and priority as which it is counted among those that may be evicted.
     #[serde(default)]
     pub(crate) counted_as: Option<(QueueName, i32)>,

@@ -293,6 +293,7 @@ impl Core {
     pub(crate) fn try_in_turn(&mut self, now: Time, actions: &mut Vec<Action>) {
         self.refresh_shares();
         self.forget_evictable();
+        self.forget_holds();
         self.queues.wake_strict();
         let (mut failed, mut strict) = (Failed::new(), Strict::default());
         let mut turns = Turns::new(self);

@@ -44,6 +44,7 @@ impl Gang {
             PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Reserving | PhaseKind::Finished => {
                 if self.running_since.take().is_some() {
                     self.waiting_since = now;
+                    (self.hold_not_before, self.hold_failures) = (Time(0), 0);
                 }
                 self.was_whole = false;
             }

@@ -51,3 +51,12 @@ fn histories_keep_to_the_model() {
     // The histories must reach what is to be checked.
     assert!(histories < HISTORIES || (all.plans > histories / 8 && all.waited > histories), "{all:?}");
 }
+
+/// Of gangs that are alike only the first is tried again; all ends as if each had been.
+#[test]
+fn gangs_that_are_alike_wait_as_each_for_itself() {
+    let number = std::env::var("PHALANX_HISTORIES").ok().map(|text| text.parse::<u64>().expect("a number"));
+    let broken: Vec<String> =
+        (0..number.unwrap_or(HISTORIES) / 3).filter_map(|seed| model::play_both(seed).err()).collect();
+    assert!(broken.is_empty(), "{} broken:\n{}", broken.len(), broken.first().map_or("", |first| first));
+}

@@ -49,31 +49,63 @@ struct History {
     before: Option<(BTreeMap<String, u64>, u64)>,
     last_dropped: Option<u64>,
     counts: Counts,
+    /// Most gangs are like the one before.
+    repeats: bool,
+    /// What the last one asked for.
+    shape: Option<String>,
 }
 
 /// Plays one history; an error says what broke, with all that led to it.
 pub fn play(seed: u64) -> Result<Counts, String> {
-    let mut history = History {
-        random: Random(seed.wrapping_mul(7919).wrapping_add(11)),
-        world: World::new(),
-        log: Vec::new(),
-        seconds: 0,
-        nodes: Vec::new(),
-        away: BTreeSet::new(),
-        leaves: Vec::new(),
-        budget: u64::MAX,
-        made: 0,
-        cooldown: BTreeMap::new(),
-        before: None,
-        last_dropped: None,
-        counts: Counts::default(),
-    };
+    let mut history = History::new(seed);
     history.world.checks = seed.is_multiple_of(16);
     let result = history.run();
     result.map(|()| history.counts).map_err(|error| {
         let seen = history.world.seen();
         format!("seed {seed}: {error}\n  {}\n{}", Model::new(&seen).text(), history.log.join("\n"))
     })
+}
+
+/// Plays a history in which many gangs are alike twice: once as it is, and once each is tried for itself whenever
+/// anything may have changed. Both must end alike, to the last word.
+pub fn play_both(seed: u64) -> Result<(), String> {
+    let mut ends = Vec::new();
+    for forgets in [false, true] {
+        let mut history = History::new(seed);
+        history.repeats = true;
+        history.world.checks = !forgets && seed.is_multiple_of(4);
+        history.world.forgets = forgets;
+        history.run().map_err(|error| format!("seed {seed}: {error}\n{}", history.log.join("\n")))?;
+        ends.push((Model::new(&history.world.seen()).text(), history.log.join("\n")));
+    }
+    let [(end, log), (each, _)] = &ends[..] else { return Ok(()) };
+    let differs = end.lines().zip(each.lines()).find(|(end, each)| end != each);
+    match differs {
+        Some((end, each)) => Err(format!("seed {seed}: {end}\neach for itself: {each}\n{log}")),
+        None => Ok(()),
+    }
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        Self {
+            random: Random(seed.wrapping_mul(7919).wrapping_add(11)),
+            world: World::new(),
+            log: Vec::new(),
+            seconds: 0,
+            nodes: Vec::new(),
+            away: BTreeSet::new(),
+            leaves: Vec::new(),
+            budget: u64::MAX,
+            made: 0,
+            cooldown: BTreeMap::new(),
+            before: None,
+            last_dropped: None,
+            counts: Counts::default(),
+            repeats: false,
+            shape: None,
+        }
+    }
 }
 
 impl History {
@@ -186,6 +218,9 @@ impl History {
     fn gang(&mut self) -> String {
         self.made += 1;
         let name = format!("g{}", self.made);
+        if let Some(shape) = self.shape.clone().filter(|_| self.repeats && !self.random.one_in(4)) {
+            return format!("gang {name}{shape}");
+        }
         let (count, size) = (1 + self.random.below(4), [1, 1, 2, 2, 4][self.random.below(5) as usize]);
         let minimum = 1 + self.random.below(count);
         let queue = self.leaves[self.random.below(self.leaves.len() as u64) as usize].clone();
@@ -201,7 +236,7 @@ impl History {
         }
         if self.random.one_in(8) {
             line += " cooldown=50";
-            self.cooldown.insert(name, (50, self.seconds));
+            self.cooldown.insert(name.clone(), (50, self.seconds));
         }
         if self.random.one_in(4) {
             line += " labels=app:x";
@@ -209,6 +244,7 @@ impl History {
         if self.random.one_in(2) {
             line += " recreated=yes";
         }
+        self.shape = line.strip_prefix(&format!("gang {name}")).map(str::to_owned);
         line
     }
 

@@ -14,7 +14,7 @@ use phalanx_core::view::{GangView, QueueView};
 
 use super::support::watch::Seen;
 
-pub use history::{Counts, play};
+pub use history::{Counts, play, play_both};
 
 const GPU: &str = "nvidia.com/gpu";
 

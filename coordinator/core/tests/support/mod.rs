@@ -100,6 +100,8 @@ pub struct World {
     watch: watch::Watch,
     /// Invariants are checked after every event; that takes long where there is much.
     pub checks: bool,
+    /// What is only remembered to be quick is forgotten before each pass.
+    pub forgets: bool,
     out: String,
 }
 
@@ -147,6 +149,7 @@ impl World {
             rules: BTreeMap::new(),
             watch: watch::Watch::default(),
             checks: true,
+            forgets: false,
             out: String::new(),
         };
         world.start();
@@ -201,6 +204,9 @@ impl World {
 
     fn cycle(&mut self) {
         let mut actions = Vec::new();
+        if self.forgets {
+            drop(self.core.snapshot());
+        }
         self.core.cycle(self.now, &mut actions);
         self.note_actions(&actions);
         self.queue.extend(actions);
