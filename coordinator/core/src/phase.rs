@@ -148,6 +148,10 @@ pub(crate) enum Phase {
         cause: Arc<str>,
         pods: BTreeSet<PodUid>,
         fencing: BTreeMap<PodUid, ActionId>,
+        /// Pods that a fence found bound and started: whoever let them start had seen the gang whole. They go too, unless
+        /// it is.
+        #[serde(default)]
+        found: BTreeSet<PodUid>,
         retry_at: Time,
         /// Tries since the last one that moved anything.
         #[serde(default)]

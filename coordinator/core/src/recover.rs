@@ -111,8 +111,11 @@ impl Core {
         local: bool,
         wanted: LeaseState,
     ) {
-        // An agent that reported before its lease was known here had it taken for a stranger's.
-        if self.leases.leases.get(&id).is_some_and(|lease| lease.gang.is_none()) {
+        // An agent that reported before its lease was known here had it taken for a stranger's. What it said holds.
+        let stranger = self.leases.leases.get(&id).filter(|lease| lease.gang.is_none());
+        let said = stranger.filter(|lease| lease.wanted != LeaseState::Gone);
+        let said = said.map(|lease| (lease.node, lease.known));
+        if stranger.is_some() {
             self.remove_lease(id);
         }
         if self.leases.leases.contains_key(&id) {
@@ -145,6 +148,9 @@ impl Core {
             sent: None,
             refused: 0,
         });
+        if let Some((_, state)) = said.filter(|(at, _)| *at == node && !local) {
+            self.lease_known(id, state);
+        }
     }
 
     /// Rolls a committed plan forward. Pods that are not bound are fenced first, so that no Binding of

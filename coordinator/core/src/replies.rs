@@ -349,8 +349,9 @@ impl Core {
 
     /// A pod of a gang that is rolled back was fenced: no Binding can reach it any more.
     fn fence_read(&mut self, key: GangKey, uid: &PodUid, id: ActionId) {
+        let has_started = self.gangs.pods.get(uid).is_some_and(|pod| self.is_let_start(pod));
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
-        let Phase::Evicting { fencing, pods, retry_at, tries, .. } = &mut gang.phase else { return };
+        let Phase::Evicting { fencing, pods, found, retry_at, tries, .. } = &mut gang.phase else { return };
         if fencing.get(uid) != Some(&id) {
             return;
         }
@@ -358,7 +359,7 @@ impl Core {
         (*retry_at, *tries) = (self.now, 0);
         let Some(pod) = self.gangs.pods.get(uid) else { return };
         if pod.spec.binding.is_some() {
-            pods.insert(uid.clone());
+            (if has_started { found } else { pods }).insert(uid.clone());
         } else if let Some(lease) = self.set_pod_lease(uid, None) {
             self.end_lease(lease);
         }
