@@ -201,7 +201,7 @@ impl Core {
 
     /// Looks for pods whose place was taken by pods of others after it was confirmed, before a Binding is sent. Where
     /// nothing of the gang is bound yet the round is dropped, and true is returned; else each such pod is placed anew,
-    /// or waits for its place until the binding deadline.
+    /// or waits for its place until the binding deadline. A plan that was found and passes a ceiling is dropped likewise.
     pub(crate) fn yield_before_binding(
         &mut self,
         key: GangKey,
@@ -214,7 +214,7 @@ impl Core {
         let leases =
             round.to_bind.iter().filter_map(|uid| Some((uid.clone(), round.members.get(uid)?.lease)));
         let crowded: Vec<(PodUid, LeaseId)> = leases.filter(|(_, id)| self.is_crowded_out(*id)).collect();
-        if crowded.is_empty() {
+        if crowded.is_empty() && !round.is_above_ceiling {
             return false;
         }
         if self.is_nothing_bound(key) {

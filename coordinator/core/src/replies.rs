@@ -341,6 +341,11 @@ impl Core {
 
     /// What was to come before the Binding of a pod has.
     fn bind_next(&mut self, key: GangKey, uid: &PodUid) {
+        let member = self.round_mut(key).and_then(|round| round.members.get_mut(uid));
+        if let Some(member) = member.filter(|member| matches!(member.bind, BindState::Fencing(_))) {
+            // Whatever was on its way before its fence fails.
+            member.failures = 0;
+        }
         self.set_bind(key, uid, BindState::Waiting);
         if let Some(round) = self.round_mut(key) {
             round.to_bind.insert(uid.clone());
