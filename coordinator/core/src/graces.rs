@@ -232,9 +232,15 @@ impl Core {
         let cause: Arc<str> = Arc::from(cause);
         self.emit(Command::Warn { message: format!("gang {name} gives its pods up: {cause}") }, actions);
         self.set_waiting(key, false);
-        let (fencing, cause_told) = (BTreeMap::new(), cause.clone());
-        let phase =
-            Phase::Evicting { cause: cause_told, pods, fencing, retry_at: now, tries: 0, has_plan: true };
+        let phase = Phase::Evicting {
+            cause: cause.clone(),
+            pods,
+            fencing: BTreeMap::new(),
+            found: BTreeSet::new(),
+            retry_at: now,
+            tries: 0,
+            has_plan: true,
+        };
         self.set_phase(key, phase);
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
             gang.times.released = Some(cause);

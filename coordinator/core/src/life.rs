@@ -297,8 +297,11 @@ impl Core {
             Arc::from(format!("{missing}{}", refused.map(|text| format!(": {text}")).unwrap_or_default()));
         let message = format!("gang {name} is rolled back: {cause}");
         self.emit(Command::Warn { message }, actions);
-        let (pods, has_plan) = (evicted, true);
-        self.set_phase(key, Phase::Evicting { cause, pods, fencing, retry_at: now, tries: 0, has_plan });
+        let (pods, found, has_plan) = (evicted, BTreeSet::new(), true);
+        self.set_phase(
+            key,
+            Phase::Evicting { cause, pods, fencing, found, retry_at: now, tries: 0, has_plan },
+        );
         self.touched.insert(key);
     }
 
@@ -345,13 +348,28 @@ impl Core {
         Command::FenceWrite { pod, name, term }
     }
 
+    /// What fences of a gang that is rolled back found bound and started. An earlier leader that did not know yet that it
+    /// was replaced has completed the gang: where all of it is there it runs on, else this goes with the rest.
+    fn judge_found(&mut self, key: GangKey) {
+        let is_whole = self.is_satisfied(key);
+        let phase = self.gangs.gangs.get_mut(&key).map(|gang| &mut gang.phase);
+        let Some(Phase::Evicting { pods, fencing, found, .. }) = phase else { return };
+        if fencing.is_empty() {
+            let found = std::mem::take(found);
+            if !pods.is_empty() || !is_whole {
+                pods.extend(found);
+            }
+        }
+    }
+
     fn progress_evicting(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
+        self.judge_found(key);
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let Phase::Evicting { tries, .. } = &gang.phase else { return };
         let retry = now + self.retry_after(*tries);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let name = gang.spec.name.clone();
-        let Phase::Evicting { cause, pods, fencing, retry_at, tries, has_plan } = &mut gang.phase else {
+        let Phase::Evicting { cause, pods, fencing, retry_at, tries, has_plan, .. } = &mut gang.phase else {
             return;
         };
         let pod_table = &self.gangs.pods;

@@ -318,6 +318,7 @@ impl Core {
             cause: victim.cause.clone(),
             pods,
             fencing: BTreeMap::new(),
+            found: BTreeSet::new(),
             retry_at: now,
             tries: 0,
             has_plan,

@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use crate::action::Action;
 use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::{InUse, NodeIndex};
-use crate::core::{Core, Timer};
+use crate::core::{Core, Pending, Timer};
 use crate::event::{DisruptionBudget, Mounts, OtherPod};
-use crate::gang::GangKey;
+use crate::gang::{GangKey, Pod};
 use crate::phase::{BindState, Member, Phase, Step};
 use crate::place::{Overlay, place};
 use crate::reason::OtherHolder;
@@ -214,6 +214,9 @@ impl Core {
         let leases =
             round.to_bind.iter().filter_map(|uid| Some((uid.clone(), round.members.get(uid)?.lease)));
         let crowded: Vec<(PodUid, LeaseId)> = leases.filter(|(_, id)| self.is_crowded_out(*id)).collect();
+        if round.is_above_ceiling {
+            return self.yield_quota(key, now, actions);
+        }
         if crowded.is_empty() {
             return false;
         }
@@ -225,6 +228,39 @@ impl Core {
             self.move_member(key, &uid, id, now, actions);
         }
         false
+    }
+
+    /// A plan that was found and passes a ceiling ends, once all fences say that nothing of it is bound; nothing of it is
+    /// bound before that. Where something is, it is rolled forward: false.
+    fn yield_quota(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        let is_begun = |pod: &Pod| pod.spec.binding.is_some() || pod.spec.phase == PodPhase::Succeeded;
+        let is_begun = self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| is_begun(pod));
+        if is_begun {
+            if let Some(round) = self.round_mut(key) {
+                round.is_above_ceiling = false;
+            }
+            return false;
+        }
+        if self.is_nothing_bound(key) {
+            self.drop_round(key, now, actions);
+            return true;
+        }
+        // Of those that were read it is known that they are not bound, and not that nothing reaches them any more.
+        let Some(round) = self.round_mut(key) else { return false };
+        let read: Vec<PodUid> = std::mem::take(&mut round.to_bind).into_iter().collect();
+        for uid in read {
+            let name = self.gangs.pods.get(&uid).map(|pod| pod.spec.name.clone());
+            let member = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.round()?.members.get(&uid));
+            let is_open = member.is_some_and(Member::may_be_bound);
+            if let Some(name) = name.filter(|_| is_open) {
+                let action = self.emit_fence(&uid, &name, Pending::Pod(key, uid.clone()), actions);
+                self.set_bind(key, &uid, BindState::Fencing(action));
+            } else if let Some(round) = self.round_mut(key) {
+                round.to_bind.insert(uid);
+            }
+        }
+        true
     }
 
     /// No pod of the gang is bound, and no Binding is on its way.

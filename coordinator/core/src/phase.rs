@@ -95,6 +95,10 @@ pub(crate) struct Round {
     /// Its writes in a row that failed.
     #[serde(default)]
     pub(crate) plan_failures: u32,
+    /// It was found at a start, and passed a ceiling beside all that was found before: an earlier leader had given it up
+    /// and could not remove its plan. It ends where nothing of it is bound.
+    #[serde(default)]
+    pub(crate) is_above_ceiling: bool,
     /// A pod left the round: before the commit point the round is planned anew.
     pub(crate) lost_member: bool,
     /// The last Binding that failed: pod and cause.
@@ -121,6 +125,7 @@ impl Round {
             plan_stored: false,
             plan_retry_at: None,
             plan_failures: 0,
+            is_above_ceiling: false,
             lost_member: false,
             refused: None,
             refused_for: None,
@@ -148,6 +153,10 @@ pub(crate) enum Phase {
         cause: Arc<str>,
         pods: BTreeSet<PodUid>,
         fencing: BTreeMap<PodUid, ActionId>,
+        /// Pods that a fence found bound and started: whoever let them start had seen the gang whole. They go too, unless
+        /// it is.
+        #[serde(default)]
+        found: BTreeSet<PodUid>,
         retry_at: Time,
         /// Tries since the last one that moved anything.
         #[serde(default)]

@@ -18,6 +18,7 @@ use crate::core::{Core, Pending, Timer};
 use crate::gang::GangKey;
 use crate::lease::{Lease, devices};
 use crate::phase::{BindState, Member, Phase, Round, Step};
+use crate::tree::Gone;
 
 impl Core {
     /// Everything stored is known.
@@ -39,7 +40,10 @@ impl Core {
         self.go_above_stored(&plans, actions);
         let planned: BTreeSet<GangKey> =
             plans.iter().filter_map(|plan| self.key_of_uid(&plan.gang, &plan.gang_uid)).collect();
-        for plan in &plans {
+        // Of what has something bound the rest is bound too, whatever that leaves to others.
+        let is_begun = |plan: &&GangPlan| self.gangs.tally(&plan.gang).live > 0;
+        let (begun, others): (Vec<&GangPlan>, Vec<&GangPlan>) = plans.iter().partition(is_begun);
+        for plan in begun.into_iter().chain(others) {
             self.resume_plan(plan, actions);
         }
         for key in bound.into_iter().map(|(key, _)| key).collect::<BTreeSet<GangKey>>() {
@@ -111,8 +115,11 @@ impl Core {
         local: bool,
         wanted: LeaseState,
     ) {
-        // An agent that reported before its lease was known here had it taken for a stranger's.
-        if self.leases.leases.get(&id).is_some_and(|lease| lease.gang.is_none()) {
+        // An agent that reported before its lease was known here had it taken for a stranger's. What it said holds.
+        let stranger = self.leases.leases.get(&id).filter(|lease| lease.gang.is_none());
+        let said = stranger.filter(|lease| lease.wanted != LeaseState::Gone);
+        let said = said.map(|lease| (lease.node, lease.known));
+        if stranger.is_some() {
             self.remove_lease(id);
         }
         if self.leases.leases.contains_key(&id) {
@@ -145,6 +152,9 @@ impl Core {
             sent: None,
             refused: 0,
         });
+        if let Some((_, state)) = said.filter(|(at, _)| *at == node && !local) {
+            self.lease_known(id, state);
+        }
     }
 
     /// Rolls a committed plan forward. Pods that are not bound are fenced first, so that no Binding of
@@ -181,6 +191,7 @@ impl Core {
         };
         let mut round = Round::new(Step::Binding, plan.binding_deadline, plan.binding_deadline);
         round.plan_stored = true;
+        round.is_above_ceiling = self.is_above_ceiling(key, &open);
         for planned in open {
             let local = planned.lease.is_none();
             let id = planned.lease.unwrap_or_else(|| self.leases.next_id(self.term));
@@ -200,6 +211,16 @@ impl Core {
         let phase = if runs { Phase::Running { round: Some(round) } } else { Phase::Placing(round) };
         self.set_phase(key, phase);
         self.adopt_plan(key, actions);
+    }
+
+    /// True where these pods pass a ceiling beside all that is counted so far.
+    fn is_above_ceiling(&self, key: GangKey, open: &[&PlannedPod]) -> bool {
+        let Some(gang) = self.gangs.gangs.get(&key) else { return false };
+        let mut asked = Amounts::default();
+        for pod in open.iter().filter_map(|planned| self.gangs.pods.get(&planned.pod)) {
+            asked.add(&pod.need.amounts.of_pod());
+        }
+        self.queues.over(&gang.spec.queue, &Gone::new(), &asked).is_some()
     }
 
     /// Brings what an agent holds and what is known here together. What it only promised to an earlier

@@ -341,6 +341,11 @@ impl Core {
 
     /// What was to come before the Binding of a pod has.
     fn bind_next(&mut self, key: GangKey, uid: &PodUid) {
+        let member = self.round_mut(key).and_then(|round| round.members.get_mut(uid));
+        if let Some(member) = member.filter(|member| matches!(member.bind, BindState::Fencing(_))) {
+            // Whatever was on its way before its fence fails.
+            member.failures = 0;
+        }
         self.set_bind(key, uid, BindState::Waiting);
         if let Some(round) = self.round_mut(key) {
             round.to_bind.insert(uid.clone());
@@ -349,8 +354,9 @@ impl Core {
 
     /// A pod of a gang that is rolled back was fenced: no Binding can reach it any more.
     fn fence_read(&mut self, key: GangKey, uid: &PodUid, id: ActionId) {
+        let has_started = self.gangs.pods.get(uid).is_some_and(|pod| self.is_let_start(pod));
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
-        let Phase::Evicting { fencing, pods, retry_at, tries, .. } = &mut gang.phase else { return };
+        let Phase::Evicting { fencing, pods, found, retry_at, tries, .. } = &mut gang.phase else { return };
         if fencing.get(uid) != Some(&id) {
             return;
         }
@@ -358,7 +364,7 @@ impl Core {
         (*retry_at, *tries) = (self.now, 0);
         let Some(pod) = self.gangs.pods.get(uid) else { return };
         if pod.spec.binding.is_some() {
-            pods.insert(uid.clone());
+            (if has_started { found } else { pods }).insert(uid.clone());
         } else if let Some(lease) = self.set_pod_lease(uid, None) {
             self.end_lease(lease);
         }

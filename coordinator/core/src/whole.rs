@@ -154,13 +154,15 @@ impl Core {
         let counts = |pod: &&Pod| pod.is_live() || gang.is_made_up();
         let pods = || self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod).filter(counts);
         let is_gated = pods().any(has_lease);
-        let is_started = |pod: &Pod| {
-            let lease = pod.lease.and_then(|id| self.leases.leases.get(&id));
-            let is_open = lease.is_some_and(|lease| !lease.local && lease.known == Some(LeaseState::Started));
-            is_open || pod.spec.phase != PodPhase::Pending
-        };
         let mut bound = pods().filter(|pod| if is_gated { has_lease(pod) } else { pod.is_bound_by_us() });
-        bound.any(is_started)
+        bound.any(|pod| self.is_let_start(pod))
+    }
+
+    /// True where a bound pod has started, or its agent lets it.
+    pub(crate) fn is_let_start(&self, pod: &Pod) -> bool {
+        let lease = pod.lease.and_then(|id| self.leases.leases.get(&id));
+        let is_open = lease.is_some_and(|lease| !lease.local && lease.known == Some(LeaseState::Started));
+        is_open || pod.spec.phase != PodPhase::Pending
     }
 
     /// An agent says that a pod of a gang was let start: whoever did it had seen the gang whole.

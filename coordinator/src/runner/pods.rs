@@ -210,7 +210,9 @@ fn without_agent(object: &Object, pod: &PodSpec, known: Known<'_>, now: Time, wa
 /// back: then the pod is deleted before.
 fn gang_is_bound(pod: &PodSpec, (objects, started, reading): Known<'_>) -> bool {
     let group = ObjectKey::new(Kind::PodGroup, &pod.gang.namespace, &pod.gang.name);
+    // Who was bound by somebody else, which leaves neither lease nor term, never had a plan.
     if !objects.contains_key(&group)
+        && pod.term > 0
         && !started.get_or_init(|| gangs_that_started(reading, objects)).contains(&pod.gang)
     {
         // Without a PodGroup its plan is removed: that there is none shows nothing.
@@ -305,7 +307,7 @@ mod tests {
         pod.metadata.uid = format!("uid-{name}");
         let binding = PodBinding { node: NodeName::from("n"), lease, gpus: Vec::new() };
         pod.metadata.annotations =
-            convert::bind_annotations(&Reading::default(), &binding, "", Term::default());
+            convert::bind_annotations(&Reading::default(), &binding, "", Term { counter: 1, incarnation: 1 });
         let annotations = [("scheduling.k8s.io/group-name", "g"), ("phalanx.dev/run-for", "10s")];
         for (name, value) in annotations {
             pod.metadata.annotations.insert(name.to_owned(), value.to_owned());
@@ -471,6 +473,10 @@ mod tests {
         let without_group = |phase: &str| objects([bound("a", None, "Pending"), bound("b", None, phase)]);
         assert!(after([], &without_group("Pending")).is_empty());
         assert_eq!(after([], &without_group("Running")), ["a Running"]);
+        // Who was bound by somebody else never had a plan, and waits for nobody.
+        let mut by_hand = bound("a", None, "Pending");
+        by_hand.metadata.annotations.remove("phalanx.dev/term");
+        assert_eq!(after([], &objects([by_hand])), ["a Running"]);
         // A pod that failed when it was to start shows nothing; one that ran for a while does.
         let mut failed = bound("b", None, "Failed");
         failed.status = pod_status(&json!({}), PodPhase::Failed, NOW);

@@ -867,7 +867,9 @@ impl World {
                     exactness: Exactness::Exact,
                     run_for: None,
                 };
-                let report = LeaseReport { lease, state: LeaseState::Armed, request };
+                let is_started = words.plain.contains(&"started");
+                let state = if is_started { LeaseState::Started } else { LeaseState::Armed };
+                let report = LeaseReport { lease, state, request };
                 self.agents.get_mut(&planned.node).unwrap().leases.insert(lease, report);
             }
             "old-bind" => {

@@ -22,6 +22,8 @@ struct Memory {
     needs: BTreeMap<Need, Time>,
     /// Its minimum was bound since it last had no bound pod: what is missing now has ended or was deleted.
     was_whole: bool,
+    /// When one of its pods was last bound.
+    live_at: Time,
     /// When each of its pods was last seen bound, or ended well.
     bound: BTreeMap<PodUid, (Time, Arc<str>)>,
 }
@@ -96,10 +98,15 @@ impl Memory {
         self.bound.retain(|_, (seen, _)| *seen + LAG_MS >= facts.now);
         let tasks = || self.bound.values().map(|(_, task)| &**task);
         let is_whole = self.needs.keys().any(|need| need.is_met(tasks()));
+        if count.live > 0 {
+            self.live_at = facts.now;
+        }
+        // Of the end of the last one the coordinator learns as late: what was to join it is bound meanwhile.
+        let is_over = self.live_at + LAG_MS < facts.now;
         if is_whole {
             self.was_whole = true;
         } else if count.live == 0 {
-            self.was_whole = false;
+            self.was_whole &= !is_over;
         } else if count.ours > 0
             && !self.was_whole
             && !facts.plans.contains_key(name)
