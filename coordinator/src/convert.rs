@@ -12,6 +12,7 @@ use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName,
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::PriorityClassSpec;
 use phalanx_common::units::Time;
+use phalanx_common::wire::Exactness;
 use phalanx_core::event::{Event, NodeSpec, Outcome};
 
 use crate::api::store::{node_name, phase};
@@ -273,6 +274,7 @@ pub fn pod_of_object(reading: &Reading, object: &Object) -> Option<Box<PodSpec>>
 pub fn bind_annotations(
     reading: &Reading,
     binding: &PodBinding,
+    exactness: Exactness,
     group_uid: &str,
     term: Term,
 ) -> BTreeMap<String, String> {
@@ -283,7 +285,11 @@ pub fn bind_annotations(
     if let Some(lease) = binding.lease {
         annotations.insert(LEASE_ID.to_owned(), lease.to_string());
     }
-    let exactness = if binding.gpus.is_empty() { "none" } else { reading.exactness() };
+    let exactness = match exactness {
+        Exactness::Count => "count",
+        Exactness::Exact if binding.gpus.is_empty() => "none",
+        Exactness::Exact => reading.exactness(),
+    };
     annotations.insert(EXACTNESS.to_owned(), exactness.to_owned());
     if !binding.gpus.is_empty() {
         let mut uuids = String::new();

@@ -10,6 +10,7 @@ use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName,
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
 use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::Exactness;
 use phalanx_coordinator::api::{ApiError, Change, ChangeBody, ControllerRef, Kind, Mutation, Object};
 use phalanx_coordinator::convert::plan::{PlanChange, decide, plan_key};
 use phalanx_coordinator::convert::status::{
@@ -369,10 +370,12 @@ fn gpu(number: u128) -> GpuId {
 #[test]
 fn a_binding_survives_the_way_through_annotations() {
     let term = Term { counter: 3, incarnation: 0xfeed_0000_0000_0001 };
-    for (lease, gpus, exactness) in [
-        (Some(LeaseId { term: 3, serial: 9 }), vec![gpu(1), gpu(u128::MAX)], "exact"),
-        (Some(LeaseId { term: 3, serial: 9 }), vec![], "none"),
-        (None, vec![], "none"),
+    let id = Some(LeaseId { term: 3, serial: 9 });
+    for (lease, gpus, promised, exactness) in [
+        (id, vec![gpu(1), gpu(u128::MAX)], Exactness::Exact, "exact"),
+        (id, vec![], Exactness::Exact, "none"),
+        (id, vec![], Exactness::Count, "count"),
+        (None, vec![], Exactness::Exact, "none"),
     ] {
         let binding = PodBinding { node: NodeName::from("n1"), lease, gpus };
         let mut pod = stored(POD).remove(0);
@@ -380,6 +383,7 @@ fn a_binding_survives_the_way_through_annotations() {
         pod.metadata.annotations.extend(bind_annotations(
             &Reading::default(),
             &binding,
+            promised,
             "uid-of-group",
             term,
         ));

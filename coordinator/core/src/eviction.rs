@@ -10,6 +10,7 @@ use phalanx_common::units::{Millis, Time};
 
 use crate::amounts::{Amounts, ResourceKey};
 use crate::core::{Core, Timer};
+use crate::event::NodeSpec;
 use crate::evictable::{Evictable, Facts, Tally, Victims, never_evicts, queues_of};
 use crate::gang::{Gang, GangKey};
 use crate::pass::{ShapeKey, shape_key};
@@ -208,7 +209,10 @@ impl Core {
     fn heard_by(&self, now: Time) -> Option<Time> {
         let until = self.started_at + HEARD_WITHIN;
         let is_silent = |node: &crate::cluster::Node| {
-            node.agent.is_none() && node.spec.as_ref().is_some_and(|spec| spec.allocatable.gpus() > 0)
+            let has_devices = |spec: &NodeSpec| {
+                spec.allocatable.iter().any(|(name, amount)| amount > 0 && name.is_device())
+            };
+            node.agent.is_none() && node.spec.as_ref().is_some_and(has_devices)
         };
         (now < until && self.cluster.nodes().any(|(_, node)| is_silent(node))).then_some(until)
     }

@@ -285,9 +285,11 @@ impl Core {
     fn new_need(&mut self, request: &PodRequest, pod: &PodSpec, volumes: Vec<VolumeNeed>) -> PodNeed {
         let effective = request.effective();
         let amounts = self.cluster.resources.amounts(&effective);
+        let devices = effective.iter().filter(|(name, _)| name.is_counted()).map(|(_, amount)| amount);
         PodNeed {
             gpus: u32::try_from(amounts.gpus).unwrap_or(u32::MAX),
             needs_agent: effective.iter().any(|(name, amount)| name.is_device() && amount > 0),
+            devices: devices.fold(0, u64::saturating_add),
             selector: pod.node_selector.clone(),
             constraints: pod.constraints.clone(),
             volumes,

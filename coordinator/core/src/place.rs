@@ -13,6 +13,7 @@ use std::sync::Arc;
 use phalanx_common::constraints::{PodConstraints, TaintEffect};
 use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
+use phalanx_common::wire::Exactness;
 use serde::{Deserialize, Serialize};
 
 use crate::amounts::Amounts;
@@ -37,6 +38,9 @@ pub(crate) struct PodNeed {
     pub(crate) volumes: Vec<VolumeNeed>,
     /// It asks for a device: only a node whose agent confirms may take it.
     pub(crate) needs_agent: bool,
+    /// Devices beside GPUs that it asks for, all kinds together.
+    #[serde(default)]
+    pub(crate) devices: u64,
 }
 
 impl PodNeed {
@@ -44,6 +48,11 @@ impl PodNeed {
     pub(crate) fn tolerates_no_schedule(&self, key: &str) -> bool {
         let mut tolerations = self.constraints.tolerations.iter();
         tolerations.any(|toleration| toleration.tolerates_key(key, TaintEffect::NoSchedule))
+    }
+
+    /// What is promised to it: exact GPUs, or so many devices of other kinds.
+    pub(crate) const fn exactness(&self) -> Exactness {
+        if self.gpus == 0 && self.devices > 0 { Exactness::Count } else { Exactness::Exact }
     }
 
     /// Nodes that are closed to others for their state may be open to it.
@@ -421,7 +430,10 @@ fn by_task(pods: &[Candidate]) -> Vec<(&Arc<str>, Vec<Candidate>)> {
     for candidate in pods {
         tasks.entry(&candidate.task).or_default().push(candidate.clone());
     }
-    let size = |candidate: &Candidate| (candidate.need.gpus, candidate.need.amounts.cpu_milli);
+    let size = |candidate: &Candidate| {
+        let need = &candidate.need;
+        (need.gpus, need.devices, need.amounts.cpu_milli)
+    };
     let mut groups: Vec<(&Arc<str>, Vec<Candidate>)> = tasks.into_iter().collect();
     for (_, group) in &mut groups {
         group.sort_by_key(|candidate| std::cmp::Reverse(size(candidate)));

@@ -46,6 +46,8 @@ scenarios! {
     story_f_without_preempt,
     story_e_restarting_job_and_urgent_ones,
     story_c_two_tenants,
+    story_c_devices_that_are_counted,
+    counted_devices,
     case_089_preemption_policy_never,
     case_088_disruption_budgets,
     case_063_the_blocker_has_no_gpu,

@@ -1244,9 +1244,13 @@ impl World {
                 requests.set(name, amount);
             }
         }
+        // `example.com/dpu=1` of every pod, `ps:example.com/dpu=1` of those of one task.
         for (key, value) in words.options.iter().filter(|(key, _)| key.contains('/')) {
-            let (name, amount) = resource(key, value);
-            requests.set(name, amount);
+            let (of, key) = key.split_once(':').unwrap_or((task, key));
+            if of == task {
+                let (name, amount) = resource(key, value);
+                requests.set(name, amount);
+            }
         }
         let selector = words.options.get("selector").and_then(|text| text.split_once(':'));
         let blocker = words.options.get("blocker").and_then(|text| text.split_once(':'));
