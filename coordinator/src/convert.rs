@@ -18,7 +18,7 @@ use phalanx_core::event::{Event, NodeSpec, Outcome};
 use crate::api::store::{node_name, phase};
 use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
 use crate::jobs::named_group;
-use crate::manifest::group::{read_node, read_pod_group, read_stored_priority};
+use crate::manifest::group::{read_pod_group, read_stored_node, read_stored_priority};
 use crate::manifest::names::{
     EVICTION_AT, EXACTNESS, GPU_UUIDS, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM,
     parse_run_for, parse_switch, shared_text,
@@ -85,17 +85,7 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
                 preempts: !priority.never_preempts,
             })
         }),
-        Kind::Node => read_whole(object, |spec, sink| {
-            let node = read_node(Some(spec), None, sink);
-            Event::NodeApplied(NodeSpec {
-                name: NodeName::from(object.metadata.name.as_str()),
-                labels: shared_text(&object.metadata.labels),
-                allocatable: node.allocatable,
-                unschedulable: node.unschedulable,
-                taints: node.taints,
-                ready: node.ready,
-            })
-        }),
+        Kind::Node => node(object),
         Kind::PodGroup => {
             let mut warnings = Vec::new();
             let mut converted =
@@ -146,6 +136,32 @@ fn read_whole(object: &Object, read: impl FnOnce(&Cursor<'_>, &mut Sink) -> Even
         return Converted::event(event);
     }
     Converted { event: None, warnings: problems(&object.key(), &sink) }
+}
+
+/// A node, with those amounts that can be read.
+fn node(object: &Object) -> Converted {
+    let mut amounts = Sink::new("");
+    let mut converted = read_whole(object, |spec, sink| {
+        let node = read_stored_node(spec, &mut amounts, sink);
+        Event::NodeApplied(NodeSpec {
+            name: NodeName::from(object.metadata.name.as_str()),
+            labels: shared_text(&object.metadata.labels),
+            allocatable: node.allocatable,
+            unschedulable: node.unschedulable,
+            taints: node.taints,
+            ready: node.ready,
+        })
+    });
+    if converted.event.is_some() {
+        let key = object.key();
+        let warnings = errors(&amounts).map(|(field, message)| {
+            // Where people find it, whatever place it has in what is stored here.
+            let field = field.replacen("spec.", "status.", 1);
+            format!("{key}: {field}: {message}; the node counts as having none")
+        });
+        converted.warnings.extend(warnings);
+    }
+    converted
 }
 
 /// The spec as a tree; one that is not there is an empty mapping.

@@ -327,14 +327,42 @@ fn case_116_a_stored_object_that_is_wrong_is_left_out_with_a_warning() {
         ),
         (
             Kind::Node,
-            json!({ "allocatable": { "nvidia.com/gpu": 0.5 } }),
-            "Node x: spec.allocatable[nvidia.com/gpu]: \"0.5\" is not a whole number: devices cannot be split; the object is left out",
+            json!({ "allocatable": { "rdma/hca": -1 }, "ready": 3 }),
+            "Node x: spec.ready: must be true or false, found 3; the object is left out",
         ),
     ];
     for (kind, spec, warning) in wrong {
         let converted = event_of_object(&Reading::default(), &Object::new(kind, "a", "x").with_spec(spec));
         assert_eq!((converted.event, converted.warnings), (None, vec![warning.to_owned()]));
     }
+}
+
+#[test]
+fn a_bad_amount_of_a_node_is_a_warning_and_costs_only_itself() {
+    let amounts = json!({
+        "cpu": "64",
+        "mars-tech.com/gpu": "8",
+        "nvidia.com/gpu": 0.5,
+        "rdma/hca_cpta": "-1",
+        "rdma/hca_cptb": "lots",
+        "vendor.com/nic": {},
+        "vendor.com/": "2",
+    });
+    let object = Object::new(Kind::Node, "", "x").with_spec(json!({ "allocatable": amounts }));
+    let converted = event_of_object(&Reading::default(), &object);
+    let Some(Event::NodeApplied(node)) = converted.event else { panic!() };
+    let read: Vec<_> = node.allocatable.iter().map(|(name, amount)| (name.as_str(), amount)).collect();
+    assert_eq!(read, [("cpu", 64_000), ("mars-tech.com/gpu", 8)]);
+    let warned = [
+        "[nvidia.com/gpu]: \"0.5\" is not a whole number: devices cannot be split",
+        "[rdma/hca_cpta]: \"-1\" is not zero or more: a quantity must not be negative",
+        "[rdma/hca_cptb]: \"lots\" is not a quantity such as 2, 500m, 1.5, 16Gi or 1e3",
+        "[vendor.com/]: \"vendor.com/\" is not a resource name such as cpu, memory or nvidia.com/gpu",
+        "[vendor.com/nic]: must be a quantity such as 2, 500m or 16Gi, found a mapping",
+    ];
+    let warned =
+        warned.map(|text| format!("Node x: status.allocatable{text}; the node counts as having none"));
+    assert_eq!(converted.warnings, warned);
 }
 
 #[test]
