@@ -48,6 +48,7 @@ scenarios! {
     story_c_two_tenants,
     story_c_devices_that_are_counted,
     counted_devices,
+    queues_of_counted_devices,
     case_089_preemption_policy_never,
     case_088_disruption_budgets,
     case_063_the_blocker_has_no_gpu,
