@@ -1245,7 +1245,8 @@ impl World {
             }
         }
         // `example.com/dpu=1` of every pod, `ps:example.com/dpu=1` of those of one task.
-        for (key, value) in words.options.iter().filter(|(key, _)| key.contains('/')) {
+        let is_resource = |key: &str| key.contains('/') || matches!(key, "memory" | "ephemeral-storage");
+        for (key, value) in words.options.iter().filter(|(key, _)| is_resource(key)) {
             let (of, key) = key.split_once(':').unwrap_or((task, key));
             if of == task {
                 let (name, amount) = resource(key, value);
