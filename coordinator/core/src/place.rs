@@ -13,7 +13,6 @@ use std::sync::Arc;
 use phalanx_common::constraints::{PodConstraints, TaintEffect};
 use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
-use phalanx_common::wire::Exactness;
 use serde::{Deserialize, Serialize};
 
 use crate::amounts::Amounts;
@@ -48,11 +47,6 @@ impl PodNeed {
     pub(crate) fn tolerates_no_schedule(&self, key: &str) -> bool {
         let mut tolerations = self.constraints.tolerations.iter();
         tolerations.any(|toleration| toleration.tolerates_key(key, TaintEffect::NoSchedule))
-    }
-
-    /// What is promised to it: exact GPUs, or so many devices of other kinds.
-    pub(crate) const fn exactness(&self) -> Exactness {
-        if self.gpus == 0 && self.devices > 0 { Exactness::Count } else { Exactness::Exact }
     }
 
     /// Nodes that are closed to others for their state may be open to it.

@@ -16,7 +16,7 @@ use crate::amounts::Amounts;
 use crate::cluster::{NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
 use crate::gang::GangKey;
-use crate::lease::{Lease, devices};
+use crate::lease::{Lease, devices, exactness};
 use crate::phase::{BindState, Member, Phase, Round, Step};
 
 impl Core {
@@ -127,7 +127,7 @@ impl Core {
             gang: pod.spec.gang.clone(),
             request: pod.spec.request.clone(),
             devices: devices(&pod.spec.request, &binding.gpus),
-            exactness: pod.need.exactness(),
+            exactness: exactness(&pod.need),
             run_for: pod.spec.run_for,
         };
         let ports = pod.need.constraints.host_ports.clone();

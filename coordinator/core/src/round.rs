@@ -15,7 +15,7 @@ use crate::action::{Action, Command};
 use crate::cluster::{EarlyEnd, NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
 use crate::gang::{GangKey, Pod};
-use crate::lease::{Lease, devices};
+use crate::lease::{Lease, devices, exactness};
 use crate::phase::{BindState, Member, Phase, Round, Step};
 use crate::place::{Overlay, Placed};
 
@@ -50,7 +50,7 @@ impl Core {
             gang: pod.spec.gang.clone(),
             request: pod.spec.request.clone(),
             devices: devices(&pod.spec.request, &gpus),
-            exactness: pod.need.exactness(),
+            exactness: exactness(&pod.need),
             run_for: pod.spec.run_for,
         };
         let ports = pod.need.constraints.host_ports.clone();
