@@ -142,11 +142,16 @@ impl<'a> Model<'a> {
         self.views.get(queue).map_or(0, |view| devices(&view.allocated))
     }
 
-    /// Devices that are only counted and that pods hold on a node.
+    /// Devices that are only counted and that pods hold on a node: those that have a place there, and those that are gone
+    /// and whose leases are not yet.
     fn counted(&self, node: &NodeName) -> u64 {
         let pods = self.seen.view.gangs.iter().flat_map(|gang| &gang.pods);
         let there = pods.filter(|pod| pod.lease.is_some() && pod.node.as_ref() == Some(node));
-        there.map(|pod| pod.request.amount(COUNTED)).sum()
+        let mut held: BTreeMap<_, _> = there.map(|pod| (&pod.uid, pod.request.amount(COUNTED))).collect();
+        for (pod, request) in &self.seen.leased[node] {
+            held.entry(pod).or_insert_with(|| request.amount(COUNTED));
+        }
+        held.values().sum()
     }
 
     /// GPUs that nobody holds, by node that is there.
