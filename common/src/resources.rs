@@ -61,6 +61,25 @@ impl ResourceName {
         self.0.contains('/')
     }
 
+    /// True for a part of an NVIDIA GPU: time slices, MIG, memory, cores. Agents vouch for whole GPUs, one by one; who
+    /// counted parts beside them would give one GPU away twice.
+    #[must_use]
+    pub fn is_part_of_gpu(&self) -> bool {
+        match self.0.split_once('/') {
+            Some(("nvidia.com", name)) => {
+                (name.starts_with("gpu") && name != "gpu") || name.starts_with("mig-")
+            }
+            Some(("volcano.sh", name)) => name.starts_with("gpu-") || name.starts_with("vgpu-"),
+            _ => false,
+        }
+    }
+
+    /// True for devices that are only counted: the node lists how many it has, and nobody says which are whose.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        self.is_device() && self.as_str() != NVIDIA_GPU && !self.is_part_of_gpu()
+    }
+
     /// Name of a resource that is known to be well-formed.
     #[must_use]
     pub fn known(text: &'static str) -> Self {
@@ -372,6 +391,30 @@ mod tests {
         );
         assert!(ResourceName::parse(&"x".repeat(400)).is_err());
         assert!(ResourceName::parse("a b").is_err());
+    }
+
+    #[test]
+    fn what_is_counted_is_no_part_of_a_gpu() {
+        let is_counted = |name: &str| ResourceName::parse(name).unwrap().is_counted();
+        for name in
+            ["mars-tech.com/gpu", "rdma/hca_cpta", "nvidia.com/hostdev", "amd.com/gpu", "habana.ai/gaudi"]
+        {
+            assert!(is_counted(name), "{name}");
+        }
+        for name in [
+            "cpu",
+            "pods",
+            "ephemeral-storage",
+            "hugepages-2Mi",
+            "nvidia.com/gpu",
+            "nvidia.com/gpu.shared",
+            "nvidia.com/gpumem-percentage",
+            "nvidia.com/mig-1g.10gb",
+            "volcano.sh/vgpu-number",
+            "volcano.sh/gpu-memory",
+        ] {
+            assert!(!is_counted(name), "{name}");
+        }
     }
 
     #[test]

@@ -103,9 +103,10 @@ fn short_text<'de, D: Deserializer<'de>, const MAX: usize>(deserializer: D) -> R
 }
 
 /// How firmly a lease names devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exactness {
-    /// These UUIDs.
+    /// These UUIDs. Devices of other kinds that the pod asks for beside its GPUs are counted all the same.
+    #[default]
     Exact,
     /// So many, whichever the node's plugin picks.
     Count,

@@ -12,12 +12,13 @@ use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName,
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::PriorityClassSpec;
 use phalanx_common::units::Time;
+use phalanx_common::wire::Exactness;
 use phalanx_core::event::{Event, NodeSpec, Outcome};
 
 use crate::api::store::{node_name, phase};
 use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
 use crate::jobs::named_group;
-use crate::manifest::group::{read_node, read_pod_group, read_stored_priority};
+use crate::manifest::group::{read_pod_group, read_stored_node, read_stored_priority};
 use crate::manifest::names::{
     EVICTION_AT, EXACTNESS, GPU_UUIDS, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM,
     parse_run_for, parse_switch, shared_text,
@@ -84,17 +85,7 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
                 preempts: !priority.never_preempts,
             })
         }),
-        Kind::Node => read_whole(object, |spec, sink| {
-            let node = read_node(Some(spec), None, sink);
-            Event::NodeApplied(NodeSpec {
-                name: NodeName::from(object.metadata.name.as_str()),
-                labels: shared_text(&object.metadata.labels),
-                allocatable: node.allocatable,
-                unschedulable: node.unschedulable,
-                taints: node.taints,
-                ready: node.ready,
-            })
-        }),
+        Kind::Node => node(object),
         Kind::PodGroup => {
             let mut warnings = Vec::new();
             let mut converted =
@@ -145,6 +136,32 @@ fn read_whole(object: &Object, read: impl FnOnce(&Cursor<'_>, &mut Sink) -> Even
         return Converted::event(event);
     }
     Converted { event: None, warnings: problems(&object.key(), &sink) }
+}
+
+/// A node, with those amounts that can be read.
+fn node(object: &Object) -> Converted {
+    let mut amounts = Sink::new("");
+    let mut converted = read_whole(object, |spec, sink| {
+        let node = read_stored_node(spec, &mut amounts, sink);
+        Event::NodeApplied(NodeSpec {
+            name: NodeName::from(object.metadata.name.as_str()),
+            labels: shared_text(&object.metadata.labels),
+            allocatable: node.allocatable,
+            unschedulable: node.unschedulable,
+            taints: node.taints,
+            ready: node.ready,
+        })
+    });
+    if converted.event.is_some() {
+        let key = object.key();
+        let warnings = errors(&amounts).map(|(field, message)| {
+            // Where people find it, whatever place it has in what is stored here.
+            let field = field.replacen("spec.", "status.", 1);
+            format!("{key}: {field}: {message}; the node counts as having none")
+        });
+        converted.warnings.extend(warnings);
+    }
+    converted
 }
 
 /// The spec as a tree; one that is not there is an empty mapping.
@@ -273,6 +290,7 @@ pub fn pod_of_object(reading: &Reading, object: &Object) -> Option<Box<PodSpec>>
 pub fn bind_annotations(
     reading: &Reading,
     binding: &PodBinding,
+    exactness: Exactness,
     group_uid: &str,
     term: Term,
 ) -> BTreeMap<String, String> {
@@ -283,7 +301,11 @@ pub fn bind_annotations(
     if let Some(lease) = binding.lease {
         annotations.insert(LEASE_ID.to_owned(), lease.to_string());
     }
-    let exactness = if binding.gpus.is_empty() { "none" } else { reading.exactness() };
+    let exactness = match exactness {
+        Exactness::Count => "count",
+        Exactness::Exact if binding.gpus.is_empty() => "none",
+        Exactness::Exact => reading.exactness(),
+    };
     annotations.insert(EXACTNESS.to_owned(), exactness.to_owned());
     if !binding.gpus.is_empty() {
         let mut uuids = String::new();

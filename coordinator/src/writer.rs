@@ -232,8 +232,9 @@ impl<A: Api> Worker<A> {
 
     async fn write(&self, command: Command) -> Result<(), ApiError> {
         match command {
-            Command::Bind { pod, name, resource_version, binding, group_uid, term } => {
-                let annotations = convert::bind_annotations(&self.api.reading(), &binding, &group_uid, term);
+            Command::Bind { pod, name, resource_version, binding, exactness, group_uid, term } => {
+                let annotations =
+                    convert::bind_annotations(&self.api.reading(), &binding, exactness, &group_uid, term);
                 self.bind(&pod, &name, resource_version, &binding.node, annotations).await
             }
             Command::Evict { pod, name, cause } => {
@@ -428,6 +429,7 @@ mod tests {
     use phalanx_common::ids::QueueName;
     use phalanx_common::plan::{GangPlan, PlanPurpose};
     use phalanx_common::units::Time;
+    use phalanx_common::wire::Exactness;
     use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};
     use serde_json::json;
 
@@ -524,6 +526,7 @@ mod tests {
             name: name(&pod.metadata.name),
             resource_version: pod.metadata.resource_version,
             binding: PodBinding { node: "n1".into(), lease: None, gpus: Vec::new() },
+            exactness: Exactness::Exact,
             group_uid: "g".into(),
             term: Term { counter: 3, incarnation: 7 },
         }

@@ -10,6 +10,7 @@ use phalanx_common::ids::{GangName, GpuId, LeaseId, NodeName, PodUid, QueueName,
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
 use phalanx_common::units::{Millis, Time};
+use phalanx_common::wire::Exactness;
 use phalanx_coordinator::api::{ApiError, Change, ChangeBody, ControllerRef, Kind, Mutation, Object};
 use phalanx_coordinator::convert::plan::{PlanChange, decide, plan_key};
 use phalanx_coordinator::convert::status::{
@@ -326,14 +327,42 @@ fn case_116_a_stored_object_that_is_wrong_is_left_out_with_a_warning() {
         ),
         (
             Kind::Node,
-            json!({ "allocatable": { "nvidia.com/gpu": 0.5 } }),
-            "Node x: spec.allocatable[nvidia.com/gpu]: \"0.5\" is not a whole number: devices cannot be split; the object is left out",
+            json!({ "allocatable": { "rdma/hca": -1 }, "ready": 3 }),
+            "Node x: spec.ready: must be true or false, found 3; the object is left out",
         ),
     ];
     for (kind, spec, warning) in wrong {
         let converted = event_of_object(&Reading::default(), &Object::new(kind, "a", "x").with_spec(spec));
         assert_eq!((converted.event, converted.warnings), (None, vec![warning.to_owned()]));
     }
+}
+
+#[test]
+fn a_bad_amount_of_a_node_is_a_warning_and_costs_only_itself() {
+    let amounts = json!({
+        "cpu": "64",
+        "mars-tech.com/gpu": "8",
+        "nvidia.com/gpu": 0.5,
+        "rdma/hca_cpta": "-1",
+        "rdma/hca_cptb": "lots",
+        "vendor.com/nic": {},
+        "vendor.com/": "2",
+    });
+    let object = Object::new(Kind::Node, "", "x").with_spec(json!({ "allocatable": amounts }));
+    let converted = event_of_object(&Reading::default(), &object);
+    let Some(Event::NodeApplied(node)) = converted.event else { panic!() };
+    let read: Vec<_> = node.allocatable.iter().map(|(name, amount)| (name.as_str(), amount)).collect();
+    assert_eq!(read, [("cpu", 64_000), ("mars-tech.com/gpu", 8)]);
+    let warned = [
+        "[nvidia.com/gpu]: \"0.5\" is not a whole number: devices cannot be split",
+        "[rdma/hca_cpta]: \"-1\" is not zero or more: a quantity must not be negative",
+        "[rdma/hca_cptb]: \"lots\" is not a quantity such as 2, 500m, 1.5, 16Gi or 1e3",
+        "[vendor.com/]: \"vendor.com/\" is not a resource name such as cpu, memory or nvidia.com/gpu",
+        "[vendor.com/nic]: must be a quantity such as 2, 500m or 16Gi, found a mapping",
+    ];
+    let warned =
+        warned.map(|text| format!("Node x: status.allocatable{text}; the node counts as having none"));
+    assert_eq!(converted.warnings, warned);
 }
 
 #[test]
@@ -369,10 +398,12 @@ fn gpu(number: u128) -> GpuId {
 #[test]
 fn a_binding_survives_the_way_through_annotations() {
     let term = Term { counter: 3, incarnation: 0xfeed_0000_0000_0001 };
-    for (lease, gpus, exactness) in [
-        (Some(LeaseId { term: 3, serial: 9 }), vec![gpu(1), gpu(u128::MAX)], "exact"),
-        (Some(LeaseId { term: 3, serial: 9 }), vec![], "none"),
-        (None, vec![], "none"),
+    let id = Some(LeaseId { term: 3, serial: 9 });
+    for (lease, gpus, promised, exactness) in [
+        (id, vec![gpu(1), gpu(u128::MAX)], Exactness::Exact, "exact"),
+        (id, vec![], Exactness::Exact, "none"),
+        (id, vec![], Exactness::Count, "count"),
+        (None, vec![], Exactness::Exact, "none"),
     ] {
         let binding = PodBinding { node: NodeName::from("n1"), lease, gpus };
         let mut pod = stored(POD).remove(0);
@@ -380,6 +411,7 @@ fn a_binding_survives_the_way_through_annotations() {
         pod.metadata.annotations.extend(bind_annotations(
             &Reading::default(),
             &binding,
+            promised,
             "uid-of-group",
             term,
         ));

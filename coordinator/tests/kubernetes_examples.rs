@@ -48,12 +48,16 @@ struct Cluster {
 
 impl Cluster {
     async fn start(nodes: usize, gpus: u32) -> Self {
+        Self::start_of(nodes, NodeShape { gpus, ..NodeShape::default() }).await
+    }
+
+    async fn start_of(nodes: usize, shape: NodeShape) -> Self {
         let servers = Servers::start(Options::default()).await.unwrap();
         let program = PathBuf::from(env!("CARGO_BIN_EXE_phalanx-coordinator"));
         let mut options = InstallationOptions::new(program, PathBuf::new());
         options.replicas = 1;
         options.hollow = nodes;
-        options.shape = NodeShape { gpus, ..NodeShape::default() };
+        options.shape = shape;
         options.kubelets.node_prefix = "hollow-".to_owned();
         Self { installation: Installation::start(servers, options).await.unwrap(), later: Vec::new() }
     }
@@ -436,6 +440,99 @@ async fn manifests_of_users_run_unchanged() {
     until("leases of the job are gone", async || (cluster.leases().await.len() == 8 + 2).then_some(())).await;
     cluster.kubectl("delete vcjob bert-distributed-training").await;
     cluster.kubectl("-n a01 delete pods --all").await;
+    until("all ledgers are empty", async || cluster.leases().await.is_empty().then_some(())).await;
+    cluster.check();
+}
+
+/// What Kubeflow's operator makes of manifest 14: a PodGroup of the name of the PyTorchJob, a master and three workers.
+fn pytorch_job() -> String {
+    let mut manifest = "apiVersion: scheduling.volcano.sh/v1beta1
+kind: PodGroup
+metadata: {name: tenantb-heavy-training, namespace: b01}
+spec: {minMember: 1, queue: tenantb}
+"
+    .to_owned();
+    for (name, kind) in
+        [("master-0", "master"), ("worker-0", "worker"), ("worker-1", "worker"), ("worker-2", "worker")]
+    {
+        manifest += &format!(
+            "---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: tenantb-heavy-training-{name}
+  namespace: b01
+  labels: {{training.kubeflow.org/job-name: tenantb-heavy-training, training.kubeflow.org/replica-type: {kind}}}
+  annotations:
+    scheduling.volcano.sh/queue-name: tenantb
+    scheduling.k8s.io/group-name: tenantb-heavy-training
+spec:
+  schedulerName: volcano
+  priorityClassName: p2-regular
+  containers:
+    - name: pytorch
+      image: example/training-pytorch:placeholder
+      command: [\"sleep\", \"3600\"]
+      resources:
+        limits: &resources
+          mars-tech.com/gpu: 8
+          rdma/hca_cpta: \"1\"
+          rdma/hca_cptb: \"1\"
+          memory: 96Gi
+          cpu: 48
+        requests: *resources
+"
+        );
+    }
+    manifest
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn manifests_of_a_platform_with_another_vendors_devices_run_unchanged() {
+    let Some(examples) = shared("manifests_of_a_platform_with_another_vendors_devices_run_unchanged") else {
+        return;
+    };
+    let devices = ["mars-tech.com/gpu", "rdma/hca_cpta", "rdma/hca_cptb"];
+    let devices = devices.map(|name| (name.to_owned(), 8)).into();
+    let mut cluster = Cluster::start_of(4, NodeShape { gpus: 0, devices, ..NodeShape::default() }).await;
+    for namespace in ["a01", "b01"] {
+        cluster.kubectl(&format!("create namespace {namespace}")).await;
+    }
+    cluster.apply_files(&examples, &["10-tenant-queues.yaml", "11-priorities.yaml"]).await;
+    cluster.apply(&pytorch_job()).await;
+    let label = "training.kubeflow.org/job-name=tenantb-heavy-training";
+    let before = cluster.until_running("b01", label, 4).await;
+    let nodes: BTreeSet<_> = before.iter().map(|pod| pod.spec.as_ref().unwrap().node_name.clone()).collect();
+    assert_eq!(nodes.len(), 4);
+    cluster.until_row("pg tenantb-heavy-training -n b01", &["Running", "1", "4"]).await;
+
+    cluster.apply_files(&examples, &["12-podgroup-multi-node-inference.yaml"]).await;
+    cluster.apply(&leader_and_worker("mars-tech.com/gpu: 8, rdma/hca_cpta: 1, rdma/hca_cptb: 1")).await;
+    let serving = "leaderworkerset.sigs.k8s.io/name=qwen2-72b-unified";
+    let pods = cluster.until_running("a01", serving, 2).await;
+    cluster.until_row("pg qwen2-72b-unified-pg -n a01", &["Running", "2", "2"]).await;
+    cluster.until_row("pg tenantb-heavy-training -n b01", &["Running", "1", "2"]).await;
+    // Two workers went, and the master stays.
+    let left = names(&cluster.until_running("b01", label, 2).await);
+    assert!(left.contains("tenantb-heavy-training-master-0"), "{left:?}");
+    for pod in &pods {
+        assert_eq!(pod.spec.as_ref().unwrap().priority, Some(1_000_000));
+        assert_eq!(pod.annotations()["phalanx.dev/exactness"], "count");
+        assert!(pod.annotations().contains_key("phalanx.dev/lease-id"), "its agent has confirmed it");
+    }
+    until("both tenants tell what they use", async || {
+        let mut used = Vec::new();
+        for tenant in ["tenanta", "tenantb"] {
+            let allocated = cluster.object(&format!("queue/{tenant}")).await["status"]["allocated"].clone();
+            used.push((allocated["mars-tech.com/gpu"].clone(), allocated["rdma/hca_cptb"].clone()));
+        }
+        used.iter().all(|(gpus, hcas)| gpus == "16" && hcas == "2").then_some(())
+    })
+    .await;
+    assert_eq!(cluster.leases().await.len(), 4);
+    for namespace in ["a01", "b01"] {
+        cluster.kubectl(&format!("-n {namespace} delete pods --all")).await;
+    }
     until("all ledgers are empty", async || cluster.leases().await.is_empty().then_some(())).await;
     cluster.check();
 }

@@ -17,23 +17,57 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use kube::ResourceExt;
 use kubernetes::{KubernetesCluster, Replica, until};
 use people::{Gang, class, evictions, queue, says};
+use phalanx_common::wire::Exactness;
+use phalanx_devcluster::hollow::NodeShape;
 
 /// For what must not happen: several passes, and several times as long as anything here takes.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// A whole node's GPUs, with CPUs and memory.
-const WHOLE: &str = "nvidia.com/gpu: 8, cpu: 48, memory: 96Gi";
-
-/// B has a master and three workers, and this minimum.
-fn gang_b(minimum: usize) -> Gang<'static> {
-    let tasks = &[("master", 1), ("worker", 3)];
-    Gang { queue: "tenantb", class: "p2", minimum, ..Gang::new("b", tasks, WHOLE) }
+/// Of which devices a node has eight, and how a reason names 8 and 16 of them that are free.
+struct Devices {
+    name: &'static str,
+    /// What a pod asks for that needs a whole node: its devices, with CPUs and memory.
+    whole: &'static str,
+    free: [&'static str; 2],
 }
 
-fn gang_a() -> Gang<'static> {
-    Gang { queue: "tenanta", class: "p0", ..Gang::new("a", &[("worker", 2)], WHOLE) }
+impl Devices {
+    /// GPUs, one by one on the word of agents.
+    const GPUS: Self = Self {
+        name: "nvidia.com/gpu",
+        whole: "nvidia.com/gpu: 8, cpu: 48, memory: 96Gi",
+        free: ["8 free GPUs", "16 GPUs free"],
+    };
+    /// Another vendor's, which Nodes list and which are counted. There is enough of everything else.
+    const COUNTED: Self = Self {
+        name: "mars-tech.com/gpu",
+        whole: "mars-tech.com/gpu: 8, rdma/hca_cpta: 1, rdma/hca_cptb: 1, cpu: 48, memory: 96Gi",
+        free: ["mars-tech.com/gpu 8 free", "mars-tech.com/gpu 16 free"],
+    };
+
+    fn shape(&self) -> NodeShape {
+        let mut shape = NodeShape { gpus: 0, ..NodeShape::default() };
+        if self.name == "nvidia.com/gpu" {
+            shape.gpus = 8;
+        } else {
+            let devices = [self.name, "rdma/hca_cpta", "rdma/hca_cptb"];
+            shape.devices = devices.map(|name| (name.to_owned(), 8)).into();
+        }
+        shape
+    }
+
+    /// B has a master and three workers, and this minimum.
+    fn gang_b(&self, minimum: usize) -> Gang<'static> {
+        let tasks = &[("master", 1), ("worker", 3)];
+        Gang { queue: "tenantb", class: "p2", minimum, ..Gang::new("b", tasks, self.whole) }
+    }
+
+    fn gang_a(&self) -> Gang<'static> {
+        Gang { queue: "tenanta", class: "p0", ..Gang::new("a", &[("worker", 2)], self.whole) }
+    }
 }
 
 /// Pods of B that were there before and are not any more.
@@ -42,31 +76,42 @@ async fn gone(cluster: &KubernetesCluster, before: &BTreeMap<String, String>) ->
     before.iter().filter(|(name, uid)| placed.get(*name) != Some(uid)).map(|(name, _)| name.clone()).collect()
 }
 
-/// Two tenants with equal weights on 4 x 8 GPUs: B borrows all of them, then A's gang comes and runs. Gives B's pods
+/// Two tenants with equal weights on 4 x 8 devices: B borrows all of them, then A's gang comes and runs. Gives B's pods
 /// as they were.
 async fn b_borrows_and_a_comes(
+    devices: &Devices,
     minimum: usize,
 ) -> (KubernetesCluster, Replica, SocketAddr, BTreeMap<String, String>) {
-    let cluster = KubernetesCluster::start(4, 8, 1).await;
+    let cluster = KubernetesCluster::start_of(4, devices.shape(), 1).await;
     let replica = cluster.replica(0, None);
     cluster.leader().await;
     cluster.until_ready(&replica, 4).await;
     let admin = replica.admin().await;
     let tenants = ["tenanta", "tenantb"].map(|name| queue(name, "weight: 1, reclaimable: true"));
     cluster.apply(&(tenants.concat() + &class("p0", 1_000_000) + &class("p2", 100))).await;
-    cluster.apply(&gang_b(minimum).manifest()).await;
+    cluster.apply(&devices.gang_b(minimum).manifest()).await;
     cluster.until_running("b", 4).await;
     cluster.until_row("pg b", &["Running", &minimum.to_string(), "4"]).await;
     let before = cluster.placed("b").await;
     assert_eq!(evictions(&admin).await, 0);
-    cluster.apply(&gang_a().manifest()).await;
-    cluster.until_running("a", 2).await;
+    cluster.apply(&devices.gang_a().manifest()).await;
+    let pods = cluster.until_running("a", 2).await;
+    assert!(pods.iter().all(|pod| pod.annotations()["phalanx.dev/exactness"] == "count"), "{pods:?}");
     (cluster, replica, admin, before)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_takes_its_share_back_and_exactly_two_workers_go_never_the_master() {
-    let (cluster, replica, admin, before) = b_borrows_and_a_comes(1).await;
+    two_workers_go(&Devices::GPUS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_takes_its_share_of_counted_devices_back_and_exactly_two_workers_go() {
+    two_workers_go(&Devices::COUNTED).await;
+}
+
+async fn two_workers_go(devices: &Devices) {
+    let (cluster, replica, admin, before) = b_borrows_and_a_comes(devices, 1).await;
     cluster.until_row("pg b", &["Running", "1", "2"]).await;
     cluster.until_row("pg a", &["Running", "2", "2"]).await;
     let went = gone(&cluster, &before).await;
@@ -76,7 +121,7 @@ async fn a_tenant_takes_its_share_back_and_exactly_two_workers_go_never_the_mast
     assert_eq!((&status["phase"], &status["running"]), (&"Running".into(), &2.into()), "{status}");
 
     // Made again by their controller they wait, for what is borrowed is not taken back from its owner.
-    cluster.make_missing(&gang_b(1).manifest()).await;
+    cluster.make_missing(&devices.gang_b(1).manifest()).await;
     says(&admin, "b", "MorePodsWait", "2 more pods wait for a place").await;
     tokio::time::sleep(QUIET).await;
     assert_eq!(gone(&cluster, &before).await, went);
@@ -87,23 +132,39 @@ async fn a_tenant_takes_its_share_back_and_exactly_two_workers_go_never_the_mast
     cluster.until_row("pg b", &["Running", "1", "4"]).await;
     assert_eq!(gone(&cluster, &before).await, went, "the others went on all the time");
     cluster.until_settled(&["b"]).await;
+    for (_, report) in cluster.hollow.reports().await {
+        let leases = report.expect("the agent runs").leases;
+        assert_eq!(leases.len(), 1);
+        let request = &leases[0].request;
+        assert_eq!(request.request.effective().amount(devices.name), 8);
+        assert_eq!(request.exactness == Exactness::Count, request.gpus().is_empty());
+    }
     assert_eq!((cluster.refused(), evictions(&admin).await), (0, 2));
     replica.check();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gang_that_needs_all_of_its_pods_gives_way_as_a_whole_and_returns_when_the_other_ends() {
-    let (cluster, replica, admin, before) = b_borrows_and_a_comes(4).await;
+    all_of_it_goes(&Devices::GPUS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gang_that_needs_all_of_its_counted_devices_gives_way_as_a_whole_and_returns() {
+    all_of_it_goes(&Devices::COUNTED).await;
+}
+
+async fn all_of_it_goes(devices: &Devices) {
+    let (cluster, replica, admin, before) = b_borrows_and_a_comes(devices, 4).await;
     assert_eq!(gone(&cluster, &before).await.len(), 4);
-    cluster.make_missing(&gang_b(4).manifest()).await;
+    cluster.make_missing(&devices.gang_b(4).manifest()).await;
     // It needs 32, and 16 are idle.
-    let text = "4 of 4 pods needed, only 2 of 4 pods fit: 2 nodes with 8 free GPUs; 16 GPUs free in total";
-    let reason = says(&admin, "b", "Preempted", text).await;
-    assert!(
-        reason.text.contains("queue tenantb would be over deserved in nvidia.com/gpu (32 > 16)"),
-        "{reason:?}"
-    );
-    cluster.until_told("b", text).await;
+    let [of_a_node, of_all] = devices.free;
+    let text =
+        format!("4 of 4 pods needed, only 2 of 4 pods fit: 2 nodes with {of_a_node}; {of_all} in total");
+    let reason = says(&admin, "b", "Preempted", &text).await;
+    let over = format!("queue tenantb would be over deserved in {} (32 > 16)", devices.name);
+    assert!(reason.text.contains(&over), "{reason:?}");
+    cluster.until_told("b", &text).await;
     cluster.until_row("pg b", &["Inqueue", "4"]).await;
     tokio::time::sleep(QUIET).await;
     assert!(cluster.placed("b").await.is_empty());

@@ -18,6 +18,7 @@ use phalanx_common::gang::PodBinding;
 use phalanx_common::ids::{ActionId, GangName, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::units::Time;
+use phalanx_common::wire::Exactness;
 use phalanx_coordinator::api::{Api, ApiError, Kind, Mutation, Object, ObjectKey, Preconditions};
 use phalanx_coordinator::clock::Clock;
 use phalanx_coordinator::convert::plan::{number_of, plan_key};
@@ -132,6 +133,7 @@ impl Bench {
             name: self.name(&pod.name_any()),
             resource_version: pod.resource_version().unwrap().parse().unwrap(),
             binding: PodBinding { node: "n1".into(), lease: None, gpus: Vec::new() },
+            exactness: Exactness::Exact,
             group_uid: "group".into(),
             term: TERM,
         }

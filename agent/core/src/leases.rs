@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{GpuId, LeaseId, PodUid};
 use phalanx_common::planted::{self, Bug};
-use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, Resources};
+use phalanx_common::resources::{CPU, MEMORY, Resources};
 use phalanx_common::topology::Inventory;
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{Exactness, LEASE_BYTES, LeaseReport, LeaseRequest, LeaseState, RefusalCause};
@@ -236,11 +236,10 @@ impl Leases {
             let used = self.by_id.values().map(|lease| lease.effective.amount(name));
             check_amount(name, capacity, used.fold(0, u64::saturating_add), asked.amount(name))?;
         }
-        // The inventory counts no other devices: a node cannot confirm what it does not see.
-        for (name, amount) in asked.iter() {
-            if name.is_device() && name.as_str() != NVIDIA_GPU {
-                check_amount(name.as_str(), 0, 0, amount)?;
-            }
+        // How many devices of other kinds there are the Node says, which the coordinator reads and nobody here: they are
+        // counted there. A part of a GPU is promised by nobody, for whole ones are promised here.
+        for (name, amount) in asked.iter().filter(|(name, _)| name.is_part_of_gpu()) {
+            check_amount(name.as_str(), 0, 0, amount)?;
         }
         let used = self.by_id.values().map(|lease| message_bytes(&lease.request)).sum::<usize>();
         check_amount(LEASE_BYTES, MAX_LEASE_BYTES as u64, used as u64, message_bytes(request) as u64)
@@ -256,8 +255,8 @@ fn check_amount(name: &str, capacity: u64, used: u64, asked: u64) -> Result<(), 
 /// the pod as many as it needs at its peak.
 fn check_devices(request: &LeaseRequest) -> Result<(), RefusalCause> {
     let malformed = |text: String| Err(RefusalCause::Malformed(Arc::from(text)));
-    if request.exactness == Exactness::Count {
-        return malformed("this agent confirms exact leases only".to_owned());
+    if request.exactness == Exactness::Count && request.request.effective().gpus() > 0 {
+        return malformed("this agent promises GPUs by their UUIDs only, not so many of them".to_owned());
     }
     for devices in &request.devices {
         let name = &devices.container;

@@ -7,7 +7,7 @@ use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, QueueName, Term}
 use phalanx_common::plan::GangPlan;
 use phalanx_common::resources::Resources;
 use phalanx_common::units::Time;
-use phalanx_common::wire::ToAgent;
+use phalanx_common::wire::{Exactness, ToAgent};
 use serde::{Deserialize, Serialize};
 
 use crate::reason::Reason;
@@ -115,6 +115,9 @@ pub enum Command {
         resource_version: u64,
         /// Node, lease and GPUs.
         binding: PodBinding,
+        /// What the lease promises.
+        #[serde(default)]
+        exactness: Exactness,
         /// UID of the PodGroup that it is bound for, for an annotation.
         group_uid: Arc<str>,
         /// The leader's term.

@@ -73,9 +73,13 @@ impl ResourceTable {
         }
     }
 
-    /// True for a device, which an agent must confirm.
-    pub(crate) fn is_device(&self, id: ResourceId) -> bool {
-        self.names.get(id.0 as usize).is_some_and(ResourceName::is_device)
+    /// The amounts that a Node lists, without devices that nobody may count by its word: of a node without an agent all
+    /// are such, and else parts of GPUs.
+    pub(crate) fn listed(&self, amounts: &Amounts, has_agent: bool) -> Amounts {
+        let counts = |name: &ResourceName| !name.is_device() || (has_agent && name.is_counted());
+        let more = amounts.more.iter().copied();
+        let more = more.filter(|(id, _)| self.names.get(id.0 as usize).is_some_and(counts)).collect();
+        Amounts { gpus: 0, more, ..amounts.clone() }
     }
 
     /// The name of a resource.
@@ -256,9 +260,9 @@ impl Amounts {
         }
     }
 
-    /// Takes over those interned resources from `other` that are wanted.
-    pub(crate) fn take_more(&mut self, other: &Self, wanted: impl Fn(ResourceId) -> bool) {
-        self.more = other.more.iter().copied().filter(|(id, _)| wanted(*id)).collect();
+    /// Takes over the interned resources of `other`.
+    pub(crate) fn take_more(&mut self, other: Self) {
+        self.more = other.more;
     }
 
     /// Raises each amount to at least that of `other`.

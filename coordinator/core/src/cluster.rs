@@ -426,23 +426,22 @@ impl Cluster {
     /// Brings capacity and labels of one node up to date.
     fn refresh_capacity(&mut self, at: usize) {
         let node = &mut self.nodes[at];
-        let mut capacity = Amounts::default();
         let spec = node.spec.as_ref().map(|spec| self.resources.amounts(&spec.allocatable));
-        if let Some(agent) = &node.agent {
-            capacity.cpu_milli = agent.inventory.cpu_milli;
-            capacity.memory_bytes = agent.inventory.memory_bytes;
-            capacity.gpus = agent.inventory.gpus.iter().filter(|gpu| gpu.health.is_healthy()).count() as u64;
-            if let Some(spec) = &spec {
-                capacity.lower_to(spec);
-                // Devices beside GPUs are nobody's word: the agent does not see them.
-                capacity.take_more(spec, |id| !self.resources.is_device(id));
+        let listed = self.resources.listed(&spec.unwrap_or_default(), node.agent.is_some());
+        node.capacity = match &node.agent {
+            Some(agent) => {
+                let healthy = agent.inventory.gpus.iter().filter(|gpu| gpu.health.is_healthy());
+                let mut capacity = Amounts::default();
+                capacity.cpu_milli = agent.inventory.cpu_milli;
+                capacity.memory_bytes = agent.inventory.memory_bytes;
+                capacity.gpus = healthy.count() as u64;
+                capacity.lower_to(&listed);
+                // What the agent does not see is the Node's word.
+                capacity.take_more(listed);
+                capacity
             }
-        } else if let Some(spec) = spec {
-            // Devices of a node without an agent are nobody's word: only an agent confirms them.
-            capacity = spec;
-            capacity.gpus = 0;
-        }
-        node.capacity = capacity;
+            None => listed,
+        };
         node.most_pods = node.spec.as_ref().and_then(|spec| spec.allocatable.get("pods"));
         node.labels = node.spec.as_ref().map_or_else(BTreeMap::new, |spec| spec.labels.clone());
         node.labels.entry(Arc::from(HOSTNAME_LABEL)).or_insert_with(|| Arc::from(node.name.as_str()));

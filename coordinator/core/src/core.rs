@@ -247,9 +247,7 @@ impl Core {
             Event::QueuePolicyDeleted(name) => self.delete_queue_policy(&name),
             Event::PriorityClassApplied(class) => self.apply_priority_class(class),
             Event::PriorityClassDeleted(name) => self.delete_priority_class(&name),
-            Event::NodeApplied(node) => {
-                self.cluster.apply_spec(node);
-            }
+            Event::NodeApplied(node) => self.apply_node(node),
             Event::NodeDeleted(name) => self.delete_node(&name),
             Event::GangApplied(gang) => self.gang_applied(gang, now),
             Event::GangDeleted(name) => self.delete_gang(&name),

@@ -194,7 +194,9 @@ impl Core {
                 }
             }
         }
-        unit.rank.gpus = unit.amounts.gpus;
+        // Where it has no GPUs, its devices of other kinds tell how much is lost.
+        let devices = pods.iter().map(|(_, pod)| pod.need.devices).fold(0, u64::saturating_add);
+        unit.rank.gpus = if unit.amounts.gpus > 0 { unit.amounts.gpus } else { devices };
         (!unit.pods.is_empty()).then_some(unit)
     }
 

@@ -11,6 +11,7 @@ use phalanx_common::units::{Millis, Time};
 use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::NodeIndex;
 use crate::core::{Core, Timer};
+use crate::event::NodeSpec;
 use crate::evictable::{Evictable, Facts, Tally, Victims, never_evicts, queues_of};
 use crate::gang::{Gang, GangKey};
 use crate::givers::AboveShare;
@@ -215,7 +216,10 @@ impl Core {
         }
         let until = self.started_at + HEARD_WITHIN;
         let is_silent = |node: &crate::cluster::Node| {
-            node.agent.is_none() && node.spec.as_ref().is_some_and(|spec| spec.allocatable.gpus() > 0)
+            let has_devices = |spec: &NodeSpec| {
+                spec.allocatable.iter().any(|(name, amount)| amount > 0 && name.is_device())
+            };
+            node.agent.is_none() && node.spec.as_ref().is_some_and(has_devices)
         };
         let found = (now < until && self.cluster.nodes().any(|(_, node)| is_silent(node))).then_some(until);
         self.eviction_memory.heard_by = Some(found);

@@ -138,16 +138,13 @@ impl Core {
                 return;
             }
             if gang.spec.uid == spec.uid || gang.deleted || gang.spec.is_lone_pod() {
-                let key = gang.key();
-                self.change_gang(key, spec);
-                return;
+                return self.change_gang(gang.key(), spec);
             }
             // Another object of the old name: its pods, if any are left, now belong to the new one.
             let name = spec.name.clone();
             self.delete_gang(&name);
             if let Some(key) = self.gangs.key(&name) {
-                self.change_gang(key, spec);
-                return;
+                return self.change_gang(key, spec);
             }
         }
         let key = self.next_arrival();
@@ -292,9 +289,11 @@ impl Core {
     fn new_need(&mut self, request: &PodRequest, pod: &PodSpec, volumes: Vec<VolumeNeed>) -> PodNeed {
         let effective = request.effective();
         let amounts = self.cluster.resources.amounts(&effective);
+        let devices = effective.iter().filter(|(name, _)| name.is_counted()).map(|(_, amount)| amount);
         PodNeed {
             gpus: u32::try_from(amounts.gpus).unwrap_or(u32::MAX),
             needs_agent: effective.iter().any(|(name, amount)| name.is_device() && amount > 0),
+            devices: devices.fold(0, u64::saturating_add),
             selector: pod.node_selector.clone(),
             constraints: pod.constraints.clone(),
             volumes,

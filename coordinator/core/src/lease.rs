@@ -9,11 +9,12 @@ use phalanx_common::gang::{ContainerKind, PodRequest};
 use phalanx_common::ids::{GpuId, LeaseId, PodUid, Term};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::{ContainerDevices, LeaseRequest, LeaseState, ToAgent};
+use phalanx_common::wire::{ContainerDevices, Exactness, LeaseRequest, LeaseState, ToAgent};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{NodeIndex, Taken};
 use crate::gang::GangKey;
+use crate::place::PodNeed;
 
 /// One lease.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -152,6 +153,11 @@ impl Leases {
             self.touched.insert(id);
         }
     }
+}
+
+/// What a lease of such a pod promises: exact GPUs, or so many devices of other kinds.
+pub(crate) fn exactness(need: &PodNeed) -> Exactness {
+    if need.gpus == 0 && need.devices > 0 { Exactness::Count } else { Exactness::Exact }
 }
 
 /// Shares a pod's GPUs among its containers, in their order: apps and sidecars get GPUs of their own,

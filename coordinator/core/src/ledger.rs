@@ -11,6 +11,7 @@ use phalanx_common::wire::LeaseState;
 use crate::action::{Action, Command};
 use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::{Core, Timer};
+use crate::event::NodeSpec;
 use crate::lease::{Lease, Sent};
 use crate::phase::Step;
 
@@ -46,6 +47,15 @@ impl Core {
         let node = self.cluster.apply_inventory(name, session, inventory);
         self.attach_leases(node);
         node
+    }
+
+    /// A node object is there, or changed. Where it lists less than before, what was promised may have no place any more.
+    pub(crate) fn apply_node(&mut self, spec: NodeSpec) {
+        let before = self.cluster.capacity_generation;
+        let node = self.cluster.apply_spec(spec);
+        if self.cluster.capacity_generation != before {
+            self.others.crowded.insert(node);
+        }
     }
 
     /// A node object is gone.

@@ -147,7 +147,9 @@ impl Core {
         let Some(lease) = self.leases.leases.get(&id).filter(|lease| lease.wanted != LeaseState::Gone) else {
             return false;
         };
-        if !self.others.by_node.contains_key(&lease.node) {
+        // What is only counted may be listed no more: a device plugin starts anew.
+        let is_counted = self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.need.devices > 0);
+        if !is_counted && !self.others.by_node.contains_key(&lease.node) {
             return false;
         }
         let node = self.cluster.node(lease.node);

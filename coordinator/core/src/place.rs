@@ -37,6 +37,9 @@ pub(crate) struct PodNeed {
     pub(crate) volumes: Vec<VolumeNeed>,
     /// It asks for a device: only a node whose agent confirms may take it.
     pub(crate) needs_agent: bool,
+    /// Devices beside GPUs that it asks for, all kinds together.
+    #[serde(default)]
+    pub(crate) devices: u64,
 }
 
 impl PodNeed {
@@ -421,7 +424,10 @@ fn by_task(pods: &[Candidate]) -> Vec<(&Arc<str>, Vec<Candidate>)> {
     for candidate in pods {
         tasks.entry(&candidate.task).or_default().push(candidate.clone());
     }
-    let size = |candidate: &Candidate| (candidate.need.gpus, candidate.need.amounts.cpu_milli);
+    let size = |candidate: &Candidate| {
+        let need = &candidate.need;
+        (need.gpus, need.devices, need.amounts.cpu_milli)
+    };
     let mut groups: Vec<(&Arc<str>, Vec<Candidate>)> = tasks.into_iter().collect();
     for (_, group) in &mut groups {
         group.sort_by_key(|candidate| std::cmp::Reverse(size(candidate)));

@@ -12,6 +12,7 @@ mod claims;
 mod clock;
 mod eviction;
 mod held;
+mod offer;
 mod queue;
 mod room;
 mod together;
@@ -115,6 +116,9 @@ pub enum Reason {
         asked: u64,
         /// A name that is offered and close to it.
         suggestion: Option<Arc<str>>,
+        /// A node that lists it, and enough of all else, and has no agent.
+        #[serde(default)]
+        listed_by: Option<Arc<str>>,
     },
     /// A pod is larger than the largest node, even when that is empty.
     LargerThanAnyNode {
@@ -353,8 +357,7 @@ impl Reason {
                 "add nodes that meet what keeps the pod from these, or change that".to_owned()
             }
             Self::NoNodeMatches(unsuited) => unsuited.fix(),
-            Self::NoNodeOffers { suggestion: Some(name), .. } => format!("ask for {name}"),
-            Self::NoNodeOffers { resource, .. } => format!("add a node that offers {resource}"),
+            Self::NoNodeOffers { .. } => self.fix_of_offer(),
             Self::LargerThanAnyNode { resource, largest, asked, .. } => format!(
                 "split the pod so that each asks at most {}, or add a node with {}",
                 format_amount(resource, *largest),
@@ -469,11 +472,7 @@ impl fmt::Display for Reason {
                 let suit = if unsuited.nodes == 1 { "suits" } else { "suit" };
                 write!(formatter, "0 {} {suit} the pod: {unsuited}", unsuited.of_nodes())
             }
-            Self::NoNodeOffers { resource, asked, .. } => {
-                // Devices count only where an agent confirms them.
-                let who = if resource.contains('/') { "no node with an agent" } else { "no node" };
-                write!(formatter, "{who} offers {resource}, pod asks {}", format_amount(resource, *asked))
-            }
+            Self::NoNodeOffers { .. } => self.fmt_offer(formatter),
             Self::LargerThanAnyNode { .. }
             | Self::LargerThanAllNodes { .. }
             | Self::LargerThanCluster { .. } => self.fmt_too_large(formatter),

@@ -9,14 +9,14 @@ use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
-use phalanx_common::wire::{Exactness, LeaseReport, LeaseRequest, LeaseState};
+use phalanx_common::wire::{LeaseReport, LeaseRequest, LeaseState};
 
 use crate::action::Action;
 use crate::amounts::Amounts;
 use crate::cluster::{NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
 use crate::gang::GangKey;
-use crate::lease::{Lease, devices};
+use crate::lease::{Lease, devices, exactness};
 use crate::phase::{BindState, Member, Phase, Round, Step};
 use crate::tree::Gone;
 
@@ -134,7 +134,7 @@ impl Core {
             gang: pod.spec.gang.clone(),
             request: pod.spec.request.clone(),
             devices: devices(&pod.spec.request, &binding.gpus),
-            exactness: Exactness::Exact,
+            exactness: exactness(&pod.need),
             run_for: pod.spec.run_for,
         };
         let ports = pod.need.constraints.host_ports.clone();

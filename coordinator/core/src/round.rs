@@ -9,13 +9,13 @@ use phalanx_common::ids::{LeaseId, PodUid};
 use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::Time;
-use phalanx_common::wire::{Exactness, LeaseRequest, LeaseState};
+use phalanx_common::wire::{LeaseRequest, LeaseState};
 
 use crate::action::{Action, Command};
 use crate::cluster::{EarlyEnd, NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
 use crate::gang::{GangKey, Pod};
-use crate::lease::{Lease, devices};
+use crate::lease::{Lease, devices, exactness};
 use crate::phase::{BindState, Member, Phase, Round, Step};
 use crate::place::{Overlay, Placed};
 
@@ -50,7 +50,7 @@ impl Core {
             gang: pod.spec.gang.clone(),
             request: pod.spec.request.clone(),
             devices: devices(&pod.spec.request, &gpus),
-            exactness: Exactness::Exact,
+            exactness: exactness(&pod.need),
             run_for: pod.spec.run_for,
         };
         let ports = pod.need.constraints.host_ports.clone();
@@ -268,6 +268,7 @@ impl Core {
                 lease: (!lease.local).then_some(lease.taken.lease),
                 gpus: lease.taken.gpus.clone(),
             },
+            exactness: lease.request.exactness,
             group_uid: self.gangs.gangs.get(&key).map(|gang| gang.spec.uid.clone()).unwrap_or_default(),
             term: self.term,
         };

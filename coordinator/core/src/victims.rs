@@ -35,7 +35,7 @@ pub(crate) struct Rank {
     pub(crate) queue_priority: i32,
     /// Priority of the gang, or the time at which the unit ends.
     pub(crate) priority: i64,
-    /// GPUs that are lost.
+    /// GPUs that are lost; of what has none, devices of other kinds.
     pub(crate) gpus: u64,
     /// Negative time of its start: the youngest first.
     pub(crate) age: i64,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use phalanx_common::gang::PodRequest;
 use phalanx_common::ids::NodeName;
-use phalanx_common::resources::{NVIDIA_GPU, format_amount};
+use phalanx_common::resources::{NVIDIA_GPU, ResourceName, format_amount};
 
 use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::{Cluster, Node, NodeIndex, Taken};
@@ -256,9 +256,23 @@ fn never_enough(
         let looks_like_gpu = resource.trim_end_matches('s').to_ascii_lowercase().ends_with("gpu");
         let asks_already = need.amounts.gpus > 0;
         let suggestion = (offers_gpus && looks_like_gpu && !asks_already).then(|| Arc::from(NVIDIA_GPU));
-        return Some(Reason::NoNodeOffers { resource, asked, suggestion });
+        let listed_by = listed_by(cluster, &resource, need);
+        return Some(Reason::NoNodeOffers { resource, asked, suggestion, listed_by });
     }
     None
+}
+
+/// A node that would take the pod by what it lists, and has no agent that confirms it.
+fn listed_by(cluster: &Cluster, resource: &str, need: &PodNeed) -> Option<Arc<str>> {
+    let is_served =
+        ResourceName::parse(resource).is_ok_and(|name| name.is_device() && !name.is_part_of_gpu());
+    let lists = |node: &Node| {
+        let Some(spec) = &node.spec else { return false };
+        let has = |key| spec.allocatable.amount(cluster.resources.name(key)) >= need.amounts.get(key);
+        node.agent.is_none() && predicates::suits(node, need) && need.amounts.keys().all(has)
+    };
+    let mut nodes = cluster.nodes().map(|(_, node)| node).filter(|_| is_served);
+    nodes.find(|node| lists(node)).map(|node| Arc::from(node.name.as_str()))
 }
 
 /// Free amount of a resource on a node.

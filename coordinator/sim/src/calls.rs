@@ -315,17 +315,20 @@ impl World {
     fn mutation(&self, command: Command) -> Result<Mutation, ApiError> {
         let any = Preconditions::default();
         Ok(match command {
-            Command::Bind { pod, name, resource_version, binding, group_uid, term } => Mutation::Bind {
-                key: pod_key(&name),
-                preconditions: Preconditions { uid: Some(pod.as_str().to_owned()), resource_version },
-                node: binding.node.as_str().to_owned(),
-                annotations: convert::bind_annotations(
-                    &convert::Reading::default(),
-                    &binding,
-                    &group_uid,
-                    term,
-                ),
-            },
+            Command::Bind { pod, name, resource_version, binding, exactness, group_uid, term } => {
+                Mutation::Bind {
+                    key: pod_key(&name),
+                    preconditions: Preconditions { uid: Some(pod.as_str().to_owned()), resource_version },
+                    node: binding.node.as_str().to_owned(),
+                    annotations: convert::bind_annotations(
+                        &convert::Reading::default(),
+                        &binding,
+                        exactness,
+                        &group_uid,
+                        term,
+                    ),
+                }
+            }
             Command::Evict { pod, name, .. } => {
                 Mutation::Delete { key: pod_key(&name), preconditions: Preconditions::uid(pod.as_str()) }
             }

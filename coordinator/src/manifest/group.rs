@@ -188,15 +188,8 @@ pub(super) fn read_never_preempts(cursor: &Cursor<'_>, sink: &mut Sink) -> bool 
 /// Reads a Node: `spec` and `status.allocatable` of a manifest.
 pub fn read_node(spec: Option<&Cursor<'_>>, status: Option<&Cursor<'_>>, sink: &mut Sink) -> NodeFields {
     let mut node = NodeFields::default();
-    if let Some(mut fields) = spec.and_then(|at| at.fields(sink)) {
-        node.unschedulable = fields.get("unschedulable").and_then(|at| at.boolean(sink)).unwrap_or_default();
-        if let Some(at) = fields.get("allocatable") {
-            node.allocatable = read_resources(&at, sink);
-        }
-        node.taints = fields.get("taints").map(|at| read_taints(&at, sink)).unwrap_or_default();
-        node.ready = fields.get("ready").and_then(|at| at.boolean(sink)).unwrap_or(true);
-        fields.ignore(&["podCIDR", "podCIDRs", "providerID", "configSource", "externalID"]);
-        fields.finish(sink);
+    if let Some(at) = spec.and_then(|spec| read_node_spec(&mut node, spec, sink)) {
+        node.allocatable = read_resources(&at, sink);
     }
     if let Some(mut fields) = status.and_then(|at| at.fields(sink)) {
         let capacity = fields.get("capacity");
@@ -208,6 +201,28 @@ pub fn read_node(spec: Option<&Cursor<'_>>, status: Option<&Cursor<'_>>, sink: &
         }
     }
     node
+}
+
+/// Reads a Node as it is stored. An amount that cannot be read is told to `amounts`, and the node has none of that: one
+/// device plugin's slip must not cost the whole node.
+pub fn read_stored_node(spec: &Cursor<'_>, amounts: &mut Sink, sink: &mut Sink) -> NodeFields {
+    let mut node = NodeFields::default();
+    if let Some(at) = read_node_spec(&mut node, spec, sink) {
+        node.allocatable = read_resources(&at, amounts);
+    }
+    node
+}
+
+/// All but what pods may use; gives where that stands.
+fn read_node_spec<'n>(node: &mut NodeFields, spec: &Cursor<'n>, sink: &mut Sink) -> Option<Cursor<'n>> {
+    let mut fields = spec.fields(sink)?;
+    let allocatable = fields.get("allocatable");
+    node.unschedulable = fields.get("unschedulable").and_then(|at| at.boolean(sink)).unwrap_or_default();
+    node.taints = fields.get("taints").map(|at| read_taints(&at, sink)).unwrap_or_default();
+    node.ready = fields.get("ready").and_then(|at| at.boolean(sink)).unwrap_or(true);
+    fields.ignore(&["podCIDR", "podCIDRs", "providerID", "configSource", "externalID"]);
+    fields.finish(sink);
+    allocatable
 }
 
 /// The condition `Ready` says True, or there is none.

@@ -289,6 +289,7 @@ mod tests {
 
     use phalanx_common::ids::Term;
     use phalanx_common::plan::{GangPlan, PlanPurpose, PlannedPod};
+    use phalanx_common::wire::Exactness;
     use serde_json::json;
 
     use super::*;
@@ -306,8 +307,13 @@ mod tests {
         );
         pod.metadata.uid = format!("uid-{name}");
         let binding = PodBinding { node: NodeName::from("n"), lease, gpus: Vec::new() };
-        pod.metadata.annotations =
-            convert::bind_annotations(&Reading::default(), &binding, "", Term { counter: 1, incarnation: 1 });
+        pod.metadata.annotations = convert::bind_annotations(
+            &Reading::default(),
+            &binding,
+            Exactness::Exact,
+            "",
+            Term { counter: 1, incarnation: 1 },
+        );
         let annotations = [("scheduling.k8s.io/group-name", "g"), ("phalanx.dev/run-for", "10s")];
         for (name, value) in annotations {
             pod.metadata.annotations.insert(name.to_owned(), value.to_owned());

@@ -46,6 +46,11 @@ pub struct KubernetesCluster {
 impl KubernetesCluster {
     /// Servers, definitions and nodes; agents that know the addresses of so many replicas. No replica runs yet.
     pub async fn start(nodes: usize, gpus: u32, replicas: usize) -> Self {
+        Self::start_of(nodes, NodeShape { gpus, ..NodeShape::default() }, replicas).await
+    }
+
+    /// The same with nodes of this shape.
+    pub async fn start_of(nodes: usize, shape: NodeShape, replicas: usize) -> Self {
         log();
         let servers = Servers::start(Options::default()).await.unwrap();
         servers.apply_crds().await.unwrap();
@@ -67,7 +72,7 @@ impl KubernetesCluster {
             prefix: "hollow".to_owned(),
             first: 0,
             count: nodes,
-            shape: NodeShape { gpus, ..NodeShape::default() },
+            shape,
             coordinators: addresses.iter().map(ToString::to_string).collect(),
             ledgers: folder.path().join("ledgers"),
             identity: Identity::Given(Arc::new(credentials)),
@@ -243,8 +248,9 @@ spec:
                 let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
                     return Some(format!("{name} is not bound"));
                 };
-                let gpus: BTreeSet<String> =
-                    pod.annotations()["phalanx.dev/gpu-uuids"].split(',').map(str::to_owned).collect();
+                // None is named of devices that are only counted.
+                let gpus = pod.annotations().get("phalanx.dev/gpu-uuids").map(|text| text.split(','));
+                let gpus: BTreeSet<String> = gpus.into_iter().flatten().map(str::to_owned).collect();
                 for gpu in &gpus {
                     let before = holders.insert((node.clone(), gpu.clone()), name.clone());
                     assert_eq!(before, None, "{node} {gpu} is held by {name} too");

@@ -1,14 +1,15 @@
 //! One task that does for all nodes what kubelets do with pods: bound ones run, end after the time their annotation
-//! gives them, and are gone once they were deleted. A pod whose GPUs are not free is failed, as a kubelet does it, so
+//! gives them, and are gone once they were deleted. A pod whose devices are not free is failed, as a kubelet does it, so
 //! that a test sees a double booking.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, ResourceExt};
@@ -24,7 +25,6 @@ const RUN_FOR: &str = "phalanx.dev/run-for";
 const EXIT_CODE: &str = "phalanx.dev/hollow-exit-code";
 /// Annotation of a pod with the address that its status shall have.
 pub const POD_ADDRESS: &str = "phalanx.dev/hollow-pod-ip";
-const GPU: &str = "nvidia.com/gpu";
 /// How often a write is tried that the API server does not take for the moment.
 const ATTEMPTS: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -60,7 +60,7 @@ pub struct KubeletCounters {
     pub started: AtomicU64,
     /// Pods that were marked Succeeded or Failed at the end of their time.
     pub ended: AtomicU64,
-    /// Pods that were failed because their GPUs were not free: a double booking.
+    /// Pods that were failed because their devices were not free: a double booking.
     pub refused: AtomicU64,
     /// Deletions that were finished.
     pub deleted: AtomicU64,
@@ -89,14 +89,14 @@ impl Kubelets {
     pub async fn start(client: Client, options: KubeletOptions) -> Result<Self, HollowError> {
         let nodes: Api<Node> = Api::all(client.clone());
         let list = nodes.list(&ListParams::default()).await.map_err(HollowError::api("list of nodes"))?;
-        let gpus = list.items.iter().map(|node| (node.name_any(), node_gpus(node))).collect();
+        let devices = list.items.iter().map(|node| (node.name_any(), devices_of_node(node))).collect();
         let counters = Arc::new(KubeletCounters::default());
         let shared = Arc::new(Shared {
             writes: Semaphore::new(options.writes_at_once.max(1)),
             client,
             options,
             counters: Arc::clone(&counters),
-            pods: Mutex::new(Pods { gpus, ..Pods::default() }),
+            pods: Mutex::new(Pods { devices, ..Pods::default() }),
         });
         Ok(Self { task: tokio::spawn(watch(shared)), counters })
     }
@@ -112,10 +112,21 @@ impl Kubelets {
 struct Pods {
     /// What is being done with a pod, by UID.
     stages: HashMap<String, Stage>,
-    /// GPUs of nodes.
-    gpus: HashMap<String, u64>,
-    /// GPUs that pods hold on a node, by the pod's UID.
-    held: HashMap<String, HashMap<String, u64>>,
+    /// Devices of nodes.
+    devices: HashMap<String, Devices>,
+    /// Devices that pods hold on a node, by the pod's UID.
+    held: HashMap<String, HashMap<String, Devices>>,
+}
+
+/// GPUs and devices of other kinds, by resource name.
+type Devices = BTreeMap<String, u64>;
+
+/// What a pod was refused for.
+#[derive(Debug)]
+struct Short {
+    resource: String,
+    asked: u64,
+    free: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,19 +183,18 @@ impl Shared {
             ("Succeeded" | "Failed", _) => pods.release(&uid, &node),
             ("Running", None) => {
                 // It ran before we came.
-                pods.hold(&uid, &node, pod_gpus(&pod));
+                pods.hold(&uid, &node, devices_of_pod(&pod));
                 pods.stages.insert(uid, Stage::Runs);
                 tokio::spawn(Arc::clone(self).run(pod));
             }
             ("Pending", None) => {
                 pods.stages.insert(uid.clone(), Stage::Starting);
-                let asked = pod_gpus(&pod);
-                let free = pods.free(&node);
-                let refused = free.filter(|free| asked > *free);
-                if refused.is_none() {
+                let asked = devices_of_pod(&pod);
+                let short = pods.short(&node, &asked);
+                if short.is_none() {
                     pods.hold(&uid, &node, asked);
                 }
-                tokio::spawn(Arc::clone(self).start_pod(pod, asked, refused));
+                tokio::spawn(Arc::clone(self).start_pod(pod, short));
             }
             _ => {}
         }
@@ -198,11 +208,17 @@ impl Shared {
         }
     }
 
-    /// `refused` is what was free on the node where that was not enough.
-    async fn start_pod(self: Arc<Self>, pod: Pod, asked: u64, refused: Option<u64>) {
-        if let Some(free) = refused {
-            tracing::warn!(pod = pod.name_any(), asked, free, "its GPUs are not free on the node");
-            if self.write(&pod, &status::refused(&pod, asked, free)).await {
+    /// `short` is what was not free on the node.
+    async fn start_pod(self: Arc<Self>, pod: Pod, short: Option<Short>) {
+        if let Some(Short { resource, asked, free }) = short {
+            tracing::warn!(
+                pod = pod.name_any(),
+                resource,
+                asked,
+                free,
+                "its devices are not free on the node"
+            );
+            if self.write(&pod, &status::refused(&pod, &resource, asked, free)).await {
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
             }
             return;
@@ -282,15 +298,26 @@ impl Shared {
 }
 
 impl Pods {
-    /// GPUs of a node that no pod holds; `None` for a node that is not known.
-    fn free(&self, node: &str) -> Option<u64> {
-        let held: u64 = self.held.get(node).map_or(0, |pods| pods.values().sum());
-        Some(self.gpus.get(node)?.saturating_sub(held))
+    /// The first kind of devices of which a node that is known has not enough that no pod holds.
+    fn short(&self, node: &str, asked: &Devices) -> Option<Short> {
+        let all = self.devices.get(node)?;
+        let amount = |devices: &Devices, resource: &str| devices.get(resource).copied().unwrap_or(0);
+        asked.iter().find_map(|(resource, asked)| {
+            let held: u64 = self
+                .held
+                .get(node)
+                .into_iter()
+                .flat_map(HashMap::values)
+                .map(|held| amount(held, resource))
+                .sum();
+            let free = amount(all, resource).saturating_sub(held);
+            (*asked > free).then(|| Short { resource: resource.clone(), asked: *asked, free })
+        })
     }
 
-    fn hold(&mut self, uid: &str, node: &str, gpus: u64) {
-        if gpus > 0 {
-            self.held.entry(node.to_owned()).or_default().insert(uid.to_owned(), gpus);
+    fn hold(&mut self, uid: &str, node: &str, devices: Devices) {
+        if !devices.is_empty() {
+            self.held.entry(node.to_owned()).or_default().insert(uid.to_owned(), devices);
         }
     }
 
@@ -305,18 +332,27 @@ fn node_of(pod: &Pod) -> Option<String> {
     pod.spec.as_ref()?.node_name.clone().filter(|node| !node.is_empty())
 }
 
-fn node_gpus(node: &Node) -> u64 {
-    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-    allocatable.and_then(|resources| resources.get(GPU)).map_or(0, |quantity| quantity.0.parse().unwrap_or(0))
+/// Whole numbers of what has a domain in its name.
+fn devices_among(resources: &BTreeMap<String, Quantity>) -> Devices {
+    let devices = resources.iter().filter(|(name, _)| name.contains('/'));
+    devices.filter_map(|(name, quantity)| Some((name.clone(), quantity.0.parse().ok()?))).collect()
 }
 
-/// What the containers of a pod ask for; init containers use the same ones.
-fn pod_gpus(pod: &Pod) -> u64 {
+fn devices_of_node(node: &Node) -> Devices {
+    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    allocatable.map(devices_among).unwrap_or_default()
+}
+
+/// What the containers of a pod ask for; init containers use the same ones. Request and limit of a device are equal.
+fn devices_of_pod(pod: &Pod) -> Devices {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let asked = containers.filter_map(|container| {
-        let resources = container.resources.as_ref()?;
-        let limit = resources.limits.as_ref().and_then(|limits| limits.get(GPU));
-        limit.or_else(|| resources.requests.as_ref()?.get(GPU))?.0.parse::<u64>().ok()
-    });
-    asked.sum()
+    let mut devices = Devices::new();
+    for resources in containers.filter_map(|container| container.resources.as_ref()) {
+        let limits = resources.limits.as_ref().or(resources.requests.as_ref());
+        for (name, asked) in limits.map(devices_among).unwrap_or_default() {
+            *devices.entry(name).or_default() += asked;
+        }
+    }
+    devices.retain(|_, asked| *asked > 0);
+    devices
 }

@@ -21,6 +21,8 @@ pub struct NodeShape {
     pub cpus: u64,
     /// Memory in bytes.
     pub memory_bytes: u64,
+    /// Devices of other kinds that it lists, by resource name.
+    pub devices: Vec<(String, u64)>,
     /// Most pods.
     pub pods: u32,
     /// Labels beside the usual ones.
@@ -34,6 +36,7 @@ impl Default for NodeShape {
             gpu_model: "NVIDIA H100 80GB HBM3".to_owned(),
             cpus: 192,
             memory_bytes: 2 << 40,
+            devices: Vec::new(),
             pods: 110,
             labels: Vec::new(),
         }
@@ -68,6 +71,8 @@ pub fn node_object(name: &NodeName, shape: &NodeShape) -> serde_json::Value {
     if shape.gpus > 0 {
         resources.insert("nvidia.com/gpu".to_owned(), shape.gpus.to_string().into());
     }
+    let devices = shape.devices.iter();
+    resources.extend(devices.map(|(name, amount)| (name.clone(), amount.to_string().into())));
     let condition = |kind: &str, status: &str, reason: &str| {
         json!({"type": kind, "status": status, "reason": reason, "message": "", "lastHeartbeatTime": now(),
                "lastTransitionTime": now()})

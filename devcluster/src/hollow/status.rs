@@ -64,14 +64,14 @@ pub(crate) fn ended(pod: &Pod, exit_code: i32) -> Value {
 }
 
 /// The kubelet cannot give the pod what it asks for: it is failed for good.
-pub(crate) fn refused(pod: &Pod, asked: u64, free: u64) -> Value {
+pub(crate) fn refused(pod: &Pod, resource: &str, asked: u64, free: u64) -> Value {
     patch(
         pod,
         json!({
             "phase": "Failed",
             "reason": "UnexpectedAdmissionError",
             "message": format!(
-                "Pod was rejected: Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. \
+                "Pod was rejected: Allocate failed due to requested number of devices unavailable for {resource}. \
                  Requested: {asked}, Available: {free}, which is unexpected"
             ),
         }),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::super::random::Random;
 use super::super::support::World;
 use super::super::support::watch::Seen;
-use super::Model;
+use super::{COUNTED, Model, named};
 
 /// What histories have reached.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +35,8 @@ impl Counts {
 
 struct History {
     random: Random,
+    /// Devices are counted; else they are GPUs.
+    is_counted: bool,
     world: World,
     log: Vec<String>,
     seconds: u64,
@@ -90,6 +92,7 @@ impl History {
     fn new(seed: u64) -> Self {
         Self {
             random: Random(seed.wrapping_mul(7919).wrapping_add(11)),
+            is_counted: seed % 3 == 2,
             world: World::new(),
             log: Vec::new(),
             seconds: 0,
@@ -121,7 +124,12 @@ impl History {
         self.command("setting degraded-grace never".to_owned());
         for node in 0..2 + self.random.below(3) {
             let (name, gpus) = (format!("n{node}"), 2 + self.random.below(7));
-            self.command(format!("node {name} {gpus}G"));
+            if self.is_counted {
+                self.command(format!("node {name} 0G"));
+                self.command(format!("plain-node {name} {COUNTED}={gpus}"));
+            } else {
+                self.command(format!("node {name} {gpus}G"));
+            }
             self.nodes.push(name);
         }
         for class in 0..4 {
@@ -157,7 +165,7 @@ impl History {
         for (key, chance) in [("", 3), ("deserved.", 3), ("guarantee.", 4)] {
             if self.random.one_in(chance) {
                 limit = 1 + self.random.below(limit);
-                line += &format!(" {key}gpu={limit}");
+                line += &format!(" {key}{}={limit}", if self.is_counted { COUNTED } else { "gpu" });
             }
         }
         if self.random.one_in(6) {
@@ -225,10 +233,14 @@ impl History {
         let minimum = 1 + self.random.below(count);
         let queue = self.leaves[self.random.below(self.leaves.len() as u64) as usize].clone();
         let mut line = format!("gang {name}");
+        let gpus = if self.is_counted { 0 } else { size };
         if count > 1 && self.random.one_in(4) {
-            line += &format!(" master:1x{size}G worker:{}x{size}G", count - 1);
+            line += &format!(" master:1x{gpus}G worker:{}x{gpus}G", count - 1);
         } else {
-            line += &format!(" {count}x{size}G");
+            line += &format!(" {count}x{gpus}G");
+        }
+        if self.is_counted {
+            line += &format!(" {COUNTED}={size}");
         }
         line += &format!(" min={minimum} q={queue} class=c{} dies=0", self.random.below(4));
         if self.random.one_in(8) {
@@ -303,7 +315,7 @@ impl History {
         if let Some((before, total_before)) = self.before.as_ref().filter(|_| is_comparable) {
             for (name, spec) in &seen.queues {
                 let (has, had) = (now[name.as_str()], before.get(name.as_str()).copied().unwrap_or(0));
-                if spec.capability.get(super::GPU).is_some_and(|limit| has > limit && has > had) {
+                if named(&spec.capability).is_some_and(|limit| has > limit && has > had) {
                     return Err(format!("queue {name} has {has}, more than its ceiling"));
                 }
             }

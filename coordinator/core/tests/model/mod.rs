@@ -9,14 +9,27 @@ mod rules;
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_common::gang::{GangSpec, PodSpec};
-use phalanx_common::ids::QueueName;
-use phalanx_core::view::{GangView, QueueView};
+use phalanx_common::ids::{NodeName, QueueName};
+use phalanx_common::resources::Resources;
+use phalanx_core::view::{GangView, NodeView, QueueView};
 
 use super::support::watch::Seen;
 
 pub use history::{Counts, play, play_both};
 
 const GPU: &str = "nvidia.com/gpu";
+/// Devices that are only counted. A history has either, and all that holds for the one holds for the other.
+const COUNTED: &str = "mars-tech.com/gpu";
+
+/// How many devices these are.
+fn devices(list: &Resources) -> u64 {
+    list.amount(GPU) + list.amount(COUNTED)
+}
+
+/// The same where they are named.
+fn named(list: &Resources) -> Option<u64> {
+    list.get(GPU).or_else(|| list.get(COUNTED))
+}
 
 /// What goes as one: a pod above its gang's minimum, or a whole gang.
 #[derive(Clone, Debug)]
@@ -85,7 +98,8 @@ impl<'a> Model<'a> {
 
     fn capacity(&self) -> u64 {
         // Those whose agents are away too: their pods run on.
-        self.seen.view.nodes.iter().map(|node| node.gpus.len() as u64).sum()
+        let nodes = self.seen.view.nodes.iter();
+        nodes.map(|node| node.gpus.len() as u64 + node.capacity.amount(COUNTED)).sum()
     }
 
     fn is_there(&self, node: &str) -> bool {
@@ -94,7 +108,7 @@ impl<'a> Model<'a> {
 
     /// What is set aside for a queue as its object says it; nothing can be that is more than all nodes have.
     fn guarantee(&self, queue: &QueueName) -> u64 {
-        let all = self.seen.queues.get(queue).and_then(|spec| spec.guarantee.get(GPU)).unwrap_or(0);
+        let all = self.seen.queues.get(queue).and_then(|spec| named(&spec.guarantee)).unwrap_or(0);
         if all > self.capacity() { 0 } else { all }
     }
 
@@ -125,7 +139,19 @@ impl<'a> Model<'a> {
 
     /// The same as `allocated`, of the moment: places that are being taken count.
     fn held_in(&self, queue: &QueueName) -> u64 {
-        self.views.get(queue).map_or(0, |view| view.allocated.gpus())
+        self.views.get(queue).map_or(0, |view| devices(&view.allocated))
+    }
+
+    /// Devices that are only counted and that pods hold on a node: those that have a place there, and those that are gone
+    /// and whose leases are not yet.
+    fn counted(&self, node: &NodeName) -> u64 {
+        let pods = self.seen.view.gangs.iter().flat_map(|gang| &gang.pods);
+        let there = pods.filter(|pod| pod.lease.is_some() && pod.node.as_ref() == Some(node));
+        let mut held: BTreeMap<_, _> = there.map(|pod| (&pod.uid, pod.request.amount(COUNTED))).collect();
+        for (pod, request) in &self.seen.leased[node] {
+            held.entry(pod).or_insert_with(|| request.amount(COUNTED));
+        }
+        held.values().sum()
     }
 
     /// GPUs that nobody holds, by node that is there.
@@ -134,7 +160,9 @@ impl<'a> Model<'a> {
         let free = |gpus: &[phalanx_core::view::GpuView]| {
             gpus.iter().filter(|gpu| gpu.holder.is_none()).count() as u64
         };
-        there.map(|node| (node.name.to_string(), free(&node.gpus))).collect()
+        let counted =
+            |node: &NodeView| node.capacity.amount(COUNTED).saturating_sub(self.counted(&node.name));
+        there.map(|node| (node.name.to_string(), free(&node.gpus) + counted(node))).collect()
     }
 
     /// What a gang must place together: pods, and GPUs of each.
@@ -189,12 +217,12 @@ impl<'a> Model<'a> {
 
     /// What a queue is entitled to; what is not shown is nothing.
     fn share(&self, queue: &QueueName) -> u64 {
-        self.views.get(queue).map_or(0, |view| view.share.gpus())
+        self.views.get(queue).map_or(0, |view| devices(&view.share))
     }
 }
 
 fn gpus(pod: &PodSpec) -> u64 {
-    pod.request.effective().gpus()
+    devices(&pod.request.effective())
 }
 
 /// It is on a node and has not ended.

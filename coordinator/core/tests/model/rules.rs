@@ -7,7 +7,7 @@ use phalanx_common::ids::QueueName;
 use phalanx_core::view::GangView;
 
 use super::super::support::watch::Made;
-use super::{GPU, Model, Unit, gpus, holds, number, shared};
+use super::{COUNTED, Model, Unit, devices, gpus, holds, named, number, shared};
 
 /// Sets of units that are looked at for one gang.
 const MOST_SETS: usize = 400;
@@ -32,12 +32,21 @@ impl Model<'_> {
                 }
             }
         }
+        for node in &self.seen.view.nodes {
+            let bound = self.seen.pods.values().filter(|pod| {
+                holds(pod) && pod.binding.as_ref().is_some_and(|binding| binding.node == node.name)
+            });
+            let (used, all) = (bound.map(gpus).sum::<u64>(), node.capacity.amount(COUNTED));
+            if node.gpus.is_empty() && used > all {
+                return Err(format!("{} has {all}, and its pods have {used}", node.name));
+            }
+        }
         if self.seen.view.nodes.iter().any(|node| !self.is_there(node.name.as_str())) {
             // What has ended there is still held until its agent says so.
             return Ok(());
         }
         for (name, view) in &self.views {
-            let (shown, all) = (view.allocated.gpus(), self.allocated(name));
+            let (shown, all) = (devices(&view.allocated), self.allocated(name));
             if shown != all && self.seen.queues.contains_key(name) {
                 return Err(format!("queue {name}: shows {shown}, its pods have {all}"));
             }
@@ -49,8 +58,8 @@ impl Model<'_> {
     fn has_quota(&self, gang: &GangView, spec: &GangSpec, asked: u64, gone: &[&Unit]) -> bool {
         let own = if &*gang.phase == "admitted" { asked } else { 0 };
         let ceilings = self.chain(&spec.queue).into_iter().all(|queue| {
-            let limit = self.seen.queues.get(&queue).and_then(|spec| spec.capability.get(GPU));
-            let charged = self.views.get(&queue).map_or(0, |view| view.charged.gpus());
+            let limit = self.seen.queues.get(&queue).and_then(|spec| named(&spec.capability));
+            let charged = self.views.get(&queue).map_or(0, |view| devices(&view.charged));
             let lost: u64 = gone
                 .iter()
                 .filter(|unit| self.chain(&unit.queue).contains(&queue))
@@ -298,11 +307,10 @@ impl Model<'_> {
     /// A queue of the chain contradicts itself.
     fn is_set_aside(&self, queue: &QueueName) -> bool {
         self.chain(queue).iter().filter_map(|queue| self.seen.queues.get(queue)).any(|spec| {
-            let of = |list: &phalanx_common::resources::Resources| list.get(GPU);
             let above =
                 |low: Option<u64>, high: Option<u64>| low.zip(high).is_some_and(|(low, high)| low > high);
             let (guarantee, deserved, capability) =
-                (of(&spec.guarantee), of(&spec.deserved), of(&spec.capability));
+                (named(&spec.guarantee), named(&spec.deserved), named(&spec.capability));
             above(guarantee, deserved) || above(guarantee, capability) || above(deserved, capability)
         })
     }
@@ -335,11 +343,11 @@ impl Model<'_> {
                 "queue {}: parent {:?} allocated {} charged {} share {:?} cap {:?} guarantee {:?}",
                 queue.name,
                 queue.parent,
-                queue.allocated.gpus(),
-                queue.charged.gpus(),
-                queue.share.get(GPU),
-                queue.capability.get(GPU),
-                queue.guarantee.get(GPU)
+                devices(&queue.allocated),
+                devices(&queue.charged),
+                named(&queue.share),
+                named(&queue.capability),
+                named(&queue.guarantee)
             )
         });
         queues.chain(gangs).collect::<Vec<_>>().join("\n  ")

@@ -111,13 +111,22 @@ fn of_the_nodes() -> Vec<Example> {
             Reason::NoNodeMatches(unsuited(vec![taint()])),
         ),
         example(
-            "No node has the resource at all. Often a slip in the name: the fix suggests one that exists.",
+            "No node has the resource at all. Often a slip in the name: the fix suggests one that exists. Devices count only \
+             where an agent runs: GPUs as it sees them, devices of other kinds as the Node lists them. Parts of NVIDIA GPUs, such \
+             as `nvidia.com/mig-1g.10gb` and `nvidia.com/gpu.shared`, are not served, whatever a Node lists.",
             Reason::NoNodeOffers {
                 resource: "nvidia.com/gpus".into(),
                 asked: 1,
                 suggestion: Some(NVIDIA_GPU.into()),
+                listed_by: None,
             },
         ),
+        also(Reason::NoNodeOffers {
+            resource: "mars-tech.com/gpu".into(),
+            asked: 8,
+            suggestion: None,
+            listed_by: Some("n1".into()),
+        }),
         example(
             "One pod asks for more than the largest node has, even when that is empty. Where several of its containers \
              count, it says how.",

@@ -1252,9 +1252,14 @@ impl World {
                 requests.set(name, amount);
             }
         }
-        for (key, value) in words.options.iter().filter(|(key, _)| key.contains('/')) {
-            let (name, amount) = resource(key, value);
-            requests.set(name, amount);
+        // `example.com/dpu=1` of every pod, `ps:example.com/dpu=1` of those of one task.
+        let is_resource = |key: &str| key.contains('/') || matches!(key, "memory" | "ephemeral-storage");
+        for (key, value) in words.options.iter().filter(|(key, _)| is_resource(key)) {
+            let (of, key) = key.split_once(':').unwrap_or((task, key));
+            if of == task {
+                let (name, amount) = resource(key, value);
+                requests.set(name, amount);
+            }
         }
         let selector = words.options.get("selector").and_then(|text| text.split_once(':'));
         let blocker = words.options.get("blocker").and_then(|text| text.split_once(':'));

@@ -9,6 +9,7 @@ use phalanx_common::gang::{GangSpec, PodSpec};
 use phalanx_common::ids::{GpuId, NodeName, PodUid, QueueName};
 use phalanx_common::plan::{GangPlan, PlanPurpose};
 use phalanx_common::queue::QueueSpec;
+use phalanx_common::resources::Resources;
 use phalanx_core::action::{Action, Command};
 use phalanx_core::view::StateView;
 
@@ -23,6 +24,8 @@ pub struct Seen {
     pub pods: BTreeMap<PodUid, PodSpec>,
     /// By agent that is connected: GPUs and who holds them.
     pub held: BTreeMap<NodeName, BTreeMap<GpuId, PodUid>>,
+    /// By agent: what the pods ask for that have a lease there.
+    pub leased: BTreeMap<NodeName, BTreeMap<PodUid, Resources>>,
     pub connected: Vec<NodeName>,
     /// Value and whether it evicts others, by class.
     pub classes: BTreeMap<String, (i32, bool)>,
@@ -57,12 +60,17 @@ impl World {
             });
             (node.clone(), holders.collect())
         });
+        let leased = self.agents.iter().map(|(node, agent)| {
+            let requests = agent.leases.values().map(|report| &report.request);
+            (node.clone(), requests.map(|lease| (lease.pod.clone(), lease.request.effective())).collect())
+        });
         Seen {
             view: self.core.view(),
             queues: self.queues.clone(),
             gangs: self.gangs.values().cloned().collect(),
             pods: self.pods.clone(),
             held: held.collect(),
+            leased: leased.collect(),
             connected: connected.map(|(node, _)| node.clone()).collect(),
             classes: self
                 .classes
