@@ -24,7 +24,9 @@ fn queues(criterion: &mut Criterion) {
                 bencher.iter_custom(|times| (0..times).map(|_| waiting.try_all()).sum::<Duration>());
             });
             waiting.grow_old();
-            (0..SETTLING).for_each(|_| drop(waiting.try_all()));
+            for _ in 0..SETTLING {
+                waiting.try_all();
+            }
             group.bench_function(format!("room-changed-late/{parameter}"), |bencher| {
                 bencher.iter_custom(|times| (0..times).map(|_| waiting.try_all()).sum::<Duration>());
             });
