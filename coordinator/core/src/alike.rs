@@ -125,6 +125,17 @@ impl Queue {
         was_to_try || next.is_some()
     }
 
+    /// What it waits for it does not wait for alone, nor with those that were like it. True where one of these is to be
+    /// tried now.
+    pub(crate) fn stand_alone(&mut self, order: &OrderKey) -> bool {
+        let Some(alike) = self.alike.as_mut().filter(|alike| alike.group_of.contains_key(order)) else {
+            return false;
+        };
+        let next = alike.leave(order);
+        alike.single.insert(*order);
+        next.is_some_and(|next| self.to_try.insert(next))
+    }
+
     /// Tries all who wait and for whom something may have changed, those that are alike by their first.
     pub(crate) fn ask_all(&mut self, is_such: impl Fn(&OrderKey) -> bool) {
         match &self.alike {
@@ -189,6 +200,16 @@ impl Core {
         let Some(alike) = &mut queue.alike else { return };
         let group = alike.group_of.get(&order).and_then(|id| alike.groups.get_mut(id));
         let Some(group) = group.filter(|group| group.told.as_ref() != reason) else { return };
+        if reason.is_some_and(|reason| reason.ceiling().is_some()) {
+            // How much of a ceiling is used is counted up to each one's own place in the order: each finds its own number,
+            // once the first has another one.
+            if group.members.first() == Some(&order) {
+                group.told = reason.cloned();
+                queue.to_try.extend(group.members.iter().filter(|other| **other != order));
+                self.queues.to_try.insert(name.clone());
+            }
+            return;
+        }
         group.told = reason.cloned();
         for other in &group.members {
             let gang = queue.waiting.get(other).and_then(|key| self.gangs.gangs.get_mut(key));

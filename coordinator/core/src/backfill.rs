@@ -91,6 +91,10 @@ impl Core {
             self.release_hold(key);
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
+        if gang.hold_not_before > now && gang.hold_looked_with == self.cluster.capacity_generation {
+            self.timers.insert((gang.hold_not_before, Timer::Gang(key)));
+            return;
+        }
         let (queue, order) = (gang.spec.queue.clone(), gang.order);
         let of_queue =
             |other: &&GangKey| self.gangs.gangs.get(other).is_some_and(|other| other.spec.queue == queue);
@@ -100,11 +104,7 @@ impl Core {
                 return;
             }
             self.release_hold(other);
-        }
-        let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        if gang.hold_not_before > now {
-            self.timers.insert((gang.hold_not_before, Timer::Gang(key)));
-            return;
+            self.touched.insert(other);
         }
         let Some((units, room)) = self.look_for_hold(key, required, now) else {
             self.pause_looking(key, now);
@@ -173,8 +173,13 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         let pause = Millis(LOOK_AGAIN_AFTER.0 << gang.hold_failures.min(MOST_DOUBLINGS));
         gang.hold_failures = gang.hold_failures.saturating_add(1);
-        gang.hold_not_before = now + pause;
+        (gang.hold_not_before, gang.hold_looked_with) = (now + pause, self.cluster.capacity_generation);
         self.timers.insert((gang.hold_not_before, Timer::Gang(key)));
+    }
+
+    /// Something else uses the nodes: it ends some time too.
+    pub(crate) fn forget_endings(&mut self) {
+        self.hold_memory.endings = None;
     }
 
     /// A pass begins: what could be held before says nothing now.

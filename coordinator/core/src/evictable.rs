@@ -223,6 +223,19 @@ impl Core {
         counts.map(|(name, _)| name.clone()).collect()
     }
 
+    /// By disruption budget, how many pods are to be evicted that it still counts as there.
+    pub(crate) fn promised_disruptions(&self) -> BTreeMap<GangName, u32> {
+        let mut promised = BTreeMap::new();
+        if self.budgets.is_empty() {
+            return promised;
+        }
+        let pods = self.victims.keys().filter_map(|uid| self.gangs.pods.get(uid));
+        for budget in pods.filter(|pod| pod.is_live()).flat_map(|pod| self.budgets_of(pod)) {
+            *promised.entry(budget).or_default() += 1;
+        }
+        promised
+    }
+
     /// What of all that may go for this gang: of its own queue what is less urgent, and of others only where it `reclaims`.
     pub(crate) fn victims_for(&mut self, key: GangKey, givers: &Givers) -> Victims {
         let mut victims = Victims { units: Vec::new(), spared: Vec::new(), next: None };

@@ -39,6 +39,8 @@ pub(crate) type Lack = (QueueName, ResourceKey, u64);
 pub(crate) struct EvictionMemory {
     evictable: Option<Arc<BTreeMap<QueueName, Vec<Evictable>>>>,
     pub(crate) above_share: AboveShare,
+    /// What queues will have, and of how many plans.
+    pub(crate) expected: Option<(usize, Arc<BTreeMap<QueueName, Amounts>>)>,
     /// Until when agents are waited for.
     heard_by: Option<Option<Time>>,
     /// Why nobody goes, and when that may change by itself.
@@ -232,8 +234,9 @@ impl Core {
         if planted::is(Bug::ReclaimAboveShare) {
             return None;
         }
+        let expected = self.expected();
         for queue in self.chain(&queue) {
-            let allocated = self.allocated_of(&queue).clone();
+            let allocated = expected.get(&queue).unwrap_or_else(|| self.allocated_of(&queue)).clone();
             let share = self.deserved(&queue);
             for resource in asked.keys() {
                 let used = allocated.get(resource).saturating_add(asked.get(resource));
@@ -249,6 +252,7 @@ impl Core {
     fn tally(&mut self, own: &QueueName, victims: &Victims, asked: &Amounts, lacks: &[Lack]) -> Tally {
         let own_chain = self.chain(own);
         let asked: Vec<ResourceKey> = asked.keys().collect();
+        let expected = self.expected();
         let mut facts = Facts { lacks: lacks.to_vec(), ..Facts::default() };
         for queue in queues_of(&victims.units) {
             let above = self.chain(&queue);
@@ -258,7 +262,8 @@ impl Core {
                 if facts.allocated.contains_key(name) {
                     continue;
                 }
-                facts.allocated.insert(name.clone(), self.allocated_of(name).clone());
+                let has = expected.get(name).unwrap_or_else(|| self.allocated_of(name));
+                facts.allocated.insert(name.clone(), has.clone());
                 let share = self.deserved(name);
                 let shares = asked.iter().filter_map(|key| Some((*key, share.limit(*key)?))).collect();
                 facts.deserved.insert(name.clone(), shares);
@@ -268,7 +273,11 @@ impl Core {
             let all = above.into_iter().chain([QueueName::from(ROOT)]);
             facts.above.insert(queue, all.collect());
         }
-        let budgets = self.budgets.iter().map(|(name, budget)| (name.clone(), budget.disruptions_allowed));
+        let promised = self.promised_disruptions();
+        let budgets = self.budgets.iter().map(|(name, budget)| {
+            let left = budget.disruptions_allowed.saturating_sub(promised.get(name).copied().unwrap_or(0));
+            (name.clone(), left)
+        });
         Tally {
             own: Some(own.clone()),
             asked,

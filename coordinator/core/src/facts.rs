@@ -177,6 +177,7 @@ impl Core {
             counted_as: None,
             hold_not_before: Time(0),
             hold_failures: 0,
+            hold_looked_with: 0,
             evict_failures: 0,
             running_since: None,
             preempted: None,

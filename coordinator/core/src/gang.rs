@@ -70,6 +70,9 @@ pub(crate) struct Gang {
     pub(crate) hold_not_before: Time,
     #[serde(default)]
     pub(crate) hold_failures: u32,
+    /// `capacity_generation` of the cluster at the last look: with other nodes it is looked at again at once.
+    #[serde(default)]
+    pub(crate) hold_looked_with: u64,
     /// Queue and priority as which it is counted among those that may be evicted.
     #[serde(default)]
     pub(crate) counted_as: Option<(QueueName, i32)>,

@@ -16,7 +16,8 @@ use crate::queue::{Queue, Queues};
 /// Queues above their share by the resources that are asked for, as of one state of the shares.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AboveShare {
-    generation: u64,
+    /// Of the shares, and how many gangs others are evicted for.
+    generation: (u64, usize),
     by_keys: BTreeMap<Vec<ResourceKey>, Arc<BTreeSet<QueueName>>>,
 }
 
@@ -98,7 +99,8 @@ impl Core {
     /// Queues whose gangs may be evicted for others, and that have more than their share of anything that is asked for.
     fn above_share(&mut self, asked: &Amounts) -> Arc<BTreeSet<QueueName>> {
         self.refresh_shares();
-        let generation = self.queues.share_generation;
+        let generation = (self.queues.share_generation, self.rooms.len());
+        let expected = self.expected();
         let keys: Vec<ResourceKey> = asked.keys().collect();
         let memory = &mut self.eviction_memory.above_share;
         if memory.generation != generation {
@@ -107,17 +109,55 @@ impl Core {
         if let Some(known) = memory.by_keys.get(&keys) {
             return known.clone();
         }
-        let is_above = |queue: &Queue| {
+        let is_above = |name: &QueueName, queue: &Queue| {
+            let has = expected.get(name).unwrap_or(&queue.allocated);
             let mut shares = keys.iter().filter_map(|key| Some((*key, queue.share.limit(*key)?)));
-            planted::is(Bug::ReclaimWithinShare)
-                || shares.any(|(key, share)| queue.allocated.get(key) > share)
+            planted::is(Bug::ReclaimWithinShare) || shares.any(|(key, share)| has.get(key) > share)
         };
         let all = self.queues.queues.iter();
         let all = all.filter(|(name, queue)| !queue.running.is_empty() && self.is_reclaimable(name));
         let found: BTreeSet<QueueName> =
-            all.filter(|(_, queue)| is_above(queue)).map(|(name, _)| name.clone()).collect();
+            all.filter(|(name, queue)| is_above(name, queue)).map(|(name, _)| name.clone()).collect();
         let found = Arc::new(found);
         self.eviction_memory.above_share.by_keys.insert(keys, found.clone());
+        found
+    }
+
+    /// What queues will have once all plans that evict others are done, where that is not what they have now: their
+    /// victims are gone, and those they go for are there. Several plans that are made one after the other would take the
+    /// same from a queue several times otherwise, and give the same several times.
+    pub(crate) fn expected(&mut self) -> Arc<BTreeMap<QueueName, Amounts>> {
+        let known = self.eviction_memory.expected.as_ref();
+        if let Some((_, found)) = known.filter(|(rooms, _)| *rooms == self.rooms.len()) {
+            return found.clone();
+        }
+        let mut moves: BTreeMap<QueueName, (Amounts, Amounts)> = BTreeMap::new();
+        for (key, room) in &self.rooms {
+            let victims = room.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
+            for lease in victims.filter(|lease| lease.charged) {
+                if let Some(gang) = lease.gang.and_then(|gang| self.gangs.gangs.get(&gang)) {
+                    let (leaving, _) = moves.entry(gang.spec.queue.clone()).or_default();
+                    leaving.add(&lease.taken.amounts.of_pod());
+                }
+            }
+            let Some(gang) = self.gangs.gangs.get(key) else { continue };
+            let (_, coming) = moves.entry(gang.spec.queue.clone()).or_default();
+            let pods = room.pods().filter_map(|uid| self.gangs.pods.get(uid));
+            pods.filter(|pod| pod.is_unplaced()).for_each(|pod| coming.add(&pod.need.amounts.of_pod()));
+        }
+        let mut found: BTreeMap<QueueName, Amounts> = BTreeMap::new();
+        for (name, (_, coming)) in &moves {
+            for (above, queue) in self.queues.up_from(name) {
+                found.entry(above.clone()).or_insert_with(|| queue.allocated.clone()).add(coming);
+            }
+        }
+        for (name, (leaving, _)) in &moves {
+            for (above, _) in self.queues.up_from(name) {
+                found.entry(above.clone()).or_default().subtract(leaving);
+            }
+        }
+        let found = Arc::new(found);
+        self.eviction_memory.expected = Some((self.rooms.len(), found.clone()));
         found
     }
 

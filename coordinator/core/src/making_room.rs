@@ -79,6 +79,13 @@ pub(crate) struct RoomPlan {
     failed: Option<Arc<str>>,
 }
 
+impl RoomPlan {
+    /// Pods that it makes room for.
+    pub(crate) fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.places.iter().map(|place| &place.pod)
+    }
+}
+
 impl Core {
     /// What the victims of a gang's plan still use of their queues.
     pub(crate) fn going_for(&self, key: GangKey) -> Gone {

@@ -147,8 +147,11 @@ impl Core {
         let Some(lease) = self.leases.leases.get(&id).filter(|lease| lease.wanted != LeaseState::Gone) else {
             return false;
         };
-        // What is only counted may be listed no more: a device plugin starts anew.
-        let is_counted = self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.need.devices > 0);
+        // What is only counted may be listed no more: a device plugin starts anew. After our own start it is not listed
+        // before the agent has dialled, which says nothing.
+        let has_agent = self.cluster.node(lease.node).agent.is_some();
+        let is_counted =
+            has_agent && self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.need.devices > 0);
         if !is_counted && !self.others.by_node.contains_key(&lease.node) {
             return false;
         }

@@ -416,6 +416,8 @@ impl Core {
         let gone = Gone::from([(gang.spec.queue.clone(), gang.charge.clone())]);
         let mut overlay = self.overlay_for(key, now);
         let mut too_large: Vec<ShapeKey> = Vec::new();
+        // What is held for it nobody else has seen.
+        let has_own_view = self.has_own_view(key, now);
         let units = self.units(gang);
         let (short, reason) = (units.short, self.short_part(gang, &units));
         for unit in units.units {
@@ -432,7 +434,7 @@ impl Core {
                 more.look_again = more.look_again.max(Some(until));
                 let step = "its PodGroup may be about to ask for more pods: they start together then";
                 Held::Known(Reason::InProgress { step: Arc::from(step) })
-            } else if let Some((reason, never)) = failed.get(&kind) {
+            } else if let Some((reason, never)) = failed.get(&kind).filter(|_| !has_own_view) {
                 Held::AsAnother(reason.clone(), *never)
             } else if more.first.is_some() && too_large.contains(&kind) {
                 more.waiting += pods;

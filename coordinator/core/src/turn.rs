@@ -221,12 +221,14 @@ impl Queues {
     /// A gang was tried with others, before its turn.
     pub(crate) fn try_no_more(&mut self, queue: &QueueName, order: &OrderKey) {
         let Some(entry) = self.queues.get_mut(queue) else { return };
-        if entry.to_try.remove(order) {
-            if entry.to_try.is_empty() {
-                self.to_try.remove(queue);
-            }
-            self.woken += 1;
+        let was_to_try = entry.to_try.remove(order);
+        let has_next = entry.stand_alone(order);
+        if entry.to_try.is_empty() {
+            self.to_try.remove(queue);
+        } else {
+            self.to_try.insert(queue.clone());
         }
+        self.woken += u64::from(was_to_try || has_next);
     }
 
     /// Takes the first gang to be tried of a queue.

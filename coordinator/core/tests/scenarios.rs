@@ -43,6 +43,7 @@ scenarios! {
     two_that_lost_a_pod,
     evicted_for_keeps_its_quota,
     told_anew_after_a_preemption,
+    plans_made_together,
     story_f_without_preempt,
     story_e_restarting_job_and_urgent_ones,
     story_c_two_tenants,

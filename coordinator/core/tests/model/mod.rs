@@ -142,6 +142,14 @@ impl<'a> Model<'a> {
         self.views.get(queue).map_or(0, |view| devices(&view.allocated))
     }
 
+    /// What of it stays once all pods have gone that were told to.
+    fn stays_in(&self, queue: &QueueName) -> u64 {
+        let gangs = self.seen.view.gangs.iter().filter(|gang| self.chain(&gang.queue).contains(queue));
+        let placed = gangs.flat_map(|gang| &gang.pods).filter(|pod| pod.lease.is_some());
+        let pods = placed.filter_map(|pod| self.seen.pods.get(&pod.uid));
+        pods.filter(|pod| !pod.deleting && !pod.phase.is_terminal()).map(gpus).sum()
+    }
+
     /// Devices that are only counted and that pods hold on a node: those that have a place there, and those that are gone
     /// and whose leases are not yet.
     fn counted(&self, node: &NodeName) -> u64 {

@@ -101,7 +101,9 @@ impl Model<'_> {
             return true;
         }
         let chain = self.chain(&spec.queue);
-        let is_under = chain.iter().all(|queue| self.held_in(queue) + asked <= self.share(queue));
+        let is_under = chain
+            .iter()
+            .all(|queue| self.stays_in(queue).min(self.held_in(queue)) + asked <= self.share(queue));
         is_under && self.in_some_order(&chain, &others, &BTreeMap::new())
     }
 
