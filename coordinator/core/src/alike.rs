@@ -201,13 +201,8 @@ impl Core {
         let group = alike.group_of.get(&order).and_then(|id| alike.groups.get_mut(id));
         let Some(group) = group.filter(|group| group.told.as_ref() != reason) else { return };
         if reason.is_some_and(|reason| reason.ceiling().is_some()) {
-            // How much of a ceiling is used is counted up to each one's own place in the order: each finds its own number,
-            // once the first has another one.
-            if group.members.first() == Some(&order) {
-                group.told = reason.cloned();
-                queue.to_try.extend(group.members.iter().filter(|other| **other != order));
-                self.queues.to_try.insert(name.clone());
-            }
+            // How much of a ceiling is used is counted up to each one's own place in the order: the others keep the number
+            // that each found itself.
             return;
         }
         group.told = reason.cloned();
