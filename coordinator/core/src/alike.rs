@@ -37,60 +37,50 @@ struct Kind {
 }
 
 /// Those that wait for one thing.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Group {
-    kind: Arc<Kind>,
     members: BTreeSet<OrderKey>,
     /// The reason of all of them, where it is the same to the last number.
     told: Option<Reason>,
 }
 
 /// Waiting gangs of a queue by what they wait for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Alike {
-    ids: BTreeMap<Arc<Kind>, usize>,
-    groups: BTreeMap<usize, Group>,
-    group_of: BTreeMap<OrderKey, usize>,
+    groups: BTreeMap<Arc<Kind>, Group>,
+    kind_of: BTreeMap<OrderKey, Arc<Kind>>,
     /// Those that are like no other, as far as it is known.
     single: BTreeSet<OrderKey>,
-    next: usize,
 }
 
 impl Alike {
     fn new(waiting: impl Iterator<Item = OrderKey>) -> Self {
-        Self {
-            ids: BTreeMap::new(),
-            groups: BTreeMap::new(),
-            group_of: BTreeMap::new(),
-            single: waiting.collect(),
-            next: 0,
-        }
+        Self { single: waiting.collect(), ..Self::default() }
     }
 
     /// A gang leaves its group. The first of those that stay, where it was that itself.
     fn leave(&mut self, order: &OrderKey) -> Option<OrderKey> {
-        let id = self.group_of.remove(order)?;
-        let group = self.groups.get_mut(&id)?;
+        let kind = self.kind_of.remove(order)?;
+        let group = self.groups.get_mut(&kind)?;
         let was_first = group.members.first() == Some(order);
         group.members.remove(order);
         if group.members.is_empty() {
-            let group = self.groups.remove(&id)?;
-            self.ids.remove(&group.kind);
+            self.groups.remove(&kind);
             return None;
         }
         group.members.first().copied().filter(|_| was_first)
     }
 
-    fn join(&mut self, order: OrderKey, kind: Kind) -> usize {
+    fn join(&mut self, order: OrderKey, kind: Kind, reason: Option<Reason>) {
         self.single.remove(&order);
-        let kind = Arc::new(kind);
-        let next = self.next;
-        let id = *self.ids.entry(kind.clone()).or_insert(next);
-        self.next += usize::from(id == next);
-        let group = self.groups.entry(id).or_insert(Group { kind, members: BTreeSet::new(), told: None });
+        let known = self.groups.get_key_value(&kind).map(|(known, _)| known.clone());
+        let kind = known.unwrap_or_else(|| Arc::new(kind));
+        self.kind_of.insert(order, kind.clone());
+        let group = self.groups.entry(kind).or_default();
         group.members.insert(order);
-        self.group_of.insert(order, id);
-        id
+        if group.told != reason {
+            group.told = if group.members.len() == 1 { reason } else { None };
+        }
     }
 
     /// Those of whom one has to be tried to know of all.
@@ -101,7 +91,7 @@ impl Alike {
 
     /// Groups, and gangs in them.
     fn count(&self) -> usize {
-        self.groups.len() + self.group_of.len()
+        self.groups.len() + self.kind_of.len()
     }
 }
 
@@ -110,7 +100,7 @@ impl Queue {
     pub(crate) fn ask(&mut self, order: OrderKey, key: GangKey) {
         self.waiting.insert(order, key);
         self.to_try.insert(order);
-        if let Some(alike) = self.alike.as_mut().filter(|alike| !alike.group_of.contains_key(&order)) {
+        if let Some(alike) = self.alike.as_mut().filter(|alike| !alike.kind_of.contains_key(&order)) {
             alike.single.insert(order);
         }
     }
@@ -128,7 +118,7 @@ impl Queue {
     /// What it waits for it does not wait for alone, nor with those that were like it. True where one of these is to be
     /// tried now.
     pub(crate) fn stand_alone(&mut self, order: &OrderKey) -> bool {
-        let Some(alike) = self.alike.as_mut().filter(|alike| alike.group_of.contains_key(order)) else {
+        let Some(alike) = self.alike.as_mut().filter(|alike| alike.kind_of.contains_key(order)) else {
             return false;
         };
         let next = alike.leave(order);
@@ -151,8 +141,8 @@ impl Queue {
     /// Each waiting gang is either in a group or single, and nobody else is.
     pub(crate) fn check_alike(&self) -> Result<(), String> {
         let Some(alike) = &self.alike else { return Ok(()) };
-        let all: BTreeSet<&OrderKey> = alike.single.iter().chain(alike.group_of.keys()).collect();
-        let is_whole = all.len() == alike.single.len() + alike.group_of.len();
+        let all: BTreeSet<&OrderKey> = alike.single.iter().chain(alike.kind_of.keys()).collect();
+        let is_whole = all.len() == alike.single.len() + alike.kind_of.len();
         if is_whole && all.into_iter().eq(self.waiting.keys()) {
             return Ok(());
         }
@@ -176,35 +166,32 @@ impl Core {
         };
         let waiting = &queue.waiting;
         let alike = queue.alike.get_or_insert_with(|| Alike::new(waiting.keys().copied()));
-        let before = alike.group_of.get(&order).copied();
-        if kind.as_ref().is_some_and(|kind| before.is_some() && alike.ids.get(kind).copied() == before) {
+        let before = alike.kind_of.get(&order);
+        if before.is_some_and(|before| kind.as_ref() == Some(&**before)) {
             return self.tell_alike(name, order, reason.as_ref());
         }
         if let Some(next) = alike.leave(&order) {
             queue.to_try.insert(next);
             self.queues.to_try.insert(name.clone());
         }
-        let Some(kind) = kind else {
-            alike.single.insert(order);
-            return;
-        };
-        let id = alike.join(order, kind);
-        if let Some(group) = alike.groups.get_mut(&id).filter(|group| group.told != reason) {
-            group.told = if group.members.len() == 1 { reason } else { None };
+        match kind {
+            Some(kind) => alike.join(order, kind, reason),
+            None => {
+                alike.single.insert(order);
+            }
         }
     }
 
-    /// Those that are like this one wait for the same thing, to the last number.
+    /// Those that are like this one wait for the same thing, and are told the same. How much of a ceiling is used is counted
+    /// up to each one's own place in the order: there the others keep the number that each found itself.
     fn tell_alike(&mut self, name: &QueueName, order: OrderKey, reason: Option<&Reason>) {
-        let Some(queue) = self.queues.queues.get_mut(name) else { return };
-        let Some(alike) = &mut queue.alike else { return };
-        let group = alike.group_of.get(&order).and_then(|id| alike.groups.get_mut(id));
-        let Some(group) = group.filter(|group| group.told.as_ref() != reason) else { return };
         if reason.is_some_and(|reason| reason.ceiling().is_some()) {
-            // How much of a ceiling is used is counted up to each one's own place in the order: the others keep the number
-            // that each found itself.
             return;
         }
+        let Some(queue) = self.queues.queues.get_mut(name) else { return };
+        let Some(alike) = &mut queue.alike else { return };
+        let group = alike.kind_of.get(&order).and_then(|kind| alike.groups.get_mut(kind));
+        let Some(group) = group.filter(|group| group.told.as_ref() != reason) else { return };
         group.told = reason.cloned();
         for other in &group.members {
             let gang = queue.waiting.get(other).and_then(|key| self.gangs.gangs.get_mut(key));

@@ -177,9 +177,10 @@ impl Core {
         self.timers.insert((gang.hold_not_before, Timer::Gang(key)));
     }
 
-    /// Something else uses the nodes: it ends some time too.
-    pub(crate) fn forget_endings(&mut self) {
+    /// Something else uses the nodes, and a share of its queue: it ends some time too, and counts in what comes.
+    pub(crate) fn forget_uses(&mut self) {
         self.hold_memory.endings = None;
+        self.eviction_memory.expected = None;
     }
 
     /// A pass begins: what could be held before says nothing now.

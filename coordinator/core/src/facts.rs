@@ -116,13 +116,12 @@ impl Core {
     fn reorder(&mut self) {
         let keys: Vec<GangKey> = self.gangs.gangs.keys().copied().collect();
         for key in keys {
-            let Some(gang) = self.gangs.gangs.get_mut(&key) else { continue };
-            // A ceiling may have kept it from running at all, or may do so now.
-            gang.tried_with = None;
             let Some(gang) = self.gangs.gangs.get(&key) else { continue };
             let after = self.order_of(&gang.spec, key).in_phase(gang.phase.kind());
             self.move_order(key, after);
         }
+        // A ceiling may have kept one from running at all, or may do so now.
+        self.gangs.gangs.values_mut().for_each(|gang| gang.tried_with = None);
         self.forget_alike();
         self.wake_all();
     }

@@ -57,13 +57,13 @@ impl Queues {
     /// A gang counts among those that may be evicted otherwise than before.
     pub(crate) fn count_giver(&mut self, before: Option<(QueueName, i32)>, after: Option<(QueueName, i32)>) {
         if let Some((name, priority)) = before {
-            let running = &mut self.ensure(&name).running;
-            let left = running.get(&priority).map_or(0, |count| count.saturating_sub(1));
-            running.insert(priority, left);
-            running.retain(|_, count| *count > 0);
+            let givers = &mut self.ensure(&name).givers;
+            let left = givers.get(&priority).map_or(0, |count| count.saturating_sub(1));
+            givers.insert(priority, left);
+            givers.retain(|_, count| *count > 0);
         }
         if let Some((name, priority)) = after {
-            *self.ensure(&name).running.entry(priority).or_default() += 1;
+            *self.ensure(&name).givers.entry(priority).or_default() += 1;
         }
     }
 }
@@ -79,13 +79,14 @@ impl Core {
         }
     }
 
-    /// Who could give a gang what it asks for; `None` where there is no such gang. `reclaims`: it may take back from other queues.
+    /// Who could give a gang what it asks for; `None` where there is no such gang. `reclaims`: it may take back from other
+    /// queues.
     pub(crate) fn givers(&mut self, key: GangKey, asked: &Amounts, reclaims: bool) -> Option<Givers> {
         let gang = self.gangs.gangs.get(&key)?;
         let priority = i64::from(self.priority_of(&gang.spec).unwrap_or(0));
         let priority = priority + i64::from(planted::is(Bug::EvictEqualPriority));
         let own = self.queues.get(&gang.spec.queue);
-        let lowest = own.and_then(|queue| queue.running.first_key_value()).map(|(lowest, _)| *lowest);
+        let lowest = own.and_then(|queue| queue.givers.first_key_value()).map(|(lowest, _)| *lowest);
         let has_less_urgent =
             self.settings.preempt && lowest.is_some_and(|lowest| i64::from(lowest) < priority);
         let own = gang.spec.queue.clone();
@@ -115,7 +116,7 @@ impl Core {
             planted::is(Bug::ReclaimWithinShare) || shares.any(|(key, share)| has.get(key) > share)
         };
         let all = self.queues.queues.iter();
-        let all = all.filter(|(name, queue)| !queue.running.is_empty() && self.is_reclaimable(name));
+        let all = all.filter(|(name, queue)| !queue.givers.is_empty() && self.is_reclaimable(name));
         let found: BTreeSet<QueueName> =
             all.filter(|(name, queue)| is_above(name, queue)).map(|(name, _)| name.clone()).collect();
         let found = Arc::new(found);
@@ -131,19 +132,15 @@ impl Core {
         if let Some((_, found)) = known.filter(|(rooms, _)| *rooms == self.rooms.len()) {
             return found.clone();
         }
+        // What leaves a queue, and what comes to it.
         let mut moves: BTreeMap<QueueName, (Amounts, Amounts)> = BTreeMap::new();
-        for (key, room) in &self.rooms {
-            let victims = room.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
-            for lease in victims.filter(|lease| lease.charged) {
-                if let Some(gang) = lease.gang.and_then(|gang| self.gangs.gangs.get(&gang)) {
-                    let (leaving, _) = moves.entry(gang.spec.queue.clone()).or_default();
-                    leaving.add(&lease.taken.amounts.of_pod());
-                }
+        for key in self.rooms.keys() {
+            for (queue, amounts) in self.going_for(*key) {
+                moves.entry(queue).or_default().0.add(&amounts);
             }
-            let Some(gang) = self.gangs.gangs.get(key) else { continue };
-            let (_, coming) = moves.entry(gang.spec.queue.clone()).or_default();
-            let pods = room.pods().filter_map(|uid| self.gangs.pods.get(uid));
-            pods.filter(|pod| pod.is_unplaced()).for_each(|pod| coming.add(&pod.need.amounts.of_pod()));
+            if let Some(gang) = self.gangs.gangs.get(key) {
+                moves.entry(gang.spec.queue.clone()).or_default().1.add(&self.coming_for(*key));
+            }
         }
         let mut found: BTreeMap<QueueName, Amounts> = BTreeMap::new();
         for (name, (_, coming)) in &moves {
@@ -165,26 +162,30 @@ impl Core {
     pub(crate) fn others_could_give(&self, gang: &Gang) -> bool {
         let mut others = self.queues.queues.iter().filter(|(name, _)| **name != gang.spec.queue);
         self.settings.reclaim
-            && others.any(|(name, queue)| !queue.running.is_empty() && self.is_reclaimable(name))
+            && others.any(|(name, queue)| !queue.givers.is_empty() && self.is_reclaimable(name))
     }
 
     /// Each gang that may be evicted is counted, and nobody else is.
     pub(crate) fn check_givers(&self) -> Result<(), String> {
-        let mut running: BTreeMap<QueueName, BTreeMap<i32, u32>> = BTreeMap::new();
+        let mut givers: BTreeMap<QueueName, BTreeMap<i32, u32>> = BTreeMap::new();
         for (name, priority) in self.gangs.gangs.values().filter_map(Gang::gives_as) {
-            *running.entry(name).or_default().entry(priority).or_default() += 1;
+            *givers.entry(name).or_default().entry(priority).or_default() += 1;
         }
-        let counted = self.queues.queues.iter().filter(|(_, queue)| !queue.running.is_empty());
+        let counted = self.queues.queues.iter().filter(|(_, queue)| !queue.givers.is_empty());
         let counted: BTreeMap<_, _> =
-            counted.map(|(name, queue)| (name.clone(), queue.running.clone())).collect();
-        if counted == running { Ok(()) } else { Err(format!("{running:?} run, counted {counted:?}")) }
+            counted.map(|(name, queue)| (name.clone(), queue.givers.clone())).collect();
+        if counted == givers {
+            Ok(())
+        } else {
+            Err(format!("may be evicted: {givers:?}, counted: {counted:?}"))
+        }
     }
 
-    /// What is more urgent than the gang runs in its queue.
+    /// What is more urgent than the gang, and might be evicted for what is more urgent still, runs in its queue.
     pub(crate) fn is_used_by_more_urgent(&self, gang: &Gang) -> bool {
         let priority = self.priority_of(&gang.spec).unwrap_or(0);
         let queue = self.queues.get(&gang.spec.queue);
-        let highest = queue.and_then(|queue| queue.running.last_key_value());
+        let highest = queue.and_then(|queue| queue.givers.last_key_value());
         highest.is_some_and(|(highest, _)| *highest > priority)
     }
 }

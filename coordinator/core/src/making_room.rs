@@ -79,13 +79,6 @@ pub(crate) struct RoomPlan {
     failed: Option<Arc<str>>,
 }
 
-impl RoomPlan {
-    /// Pods that it makes room for.
-    pub(crate) fn pods(&self) -> impl Iterator<Item = &PodUid> {
-        self.places.iter().map(|place| &place.pod)
-    }
-}
-
 impl Core {
     /// What the victims of a gang's plan still use of their queues.
     pub(crate) fn going_for(&self, key: GangKey) -> Gone {
@@ -100,18 +93,22 @@ impl Core {
         going
     }
 
+    /// What the pods use for which a gang's plan makes room, as far as they have no place yet.
+    pub(crate) fn coming_for(&self, key: GangKey) -> Amounts {
+        let places = self.rooms.get(&key).into_iter().flat_map(|room| &room.places);
+        let pods = places.filter_map(|place| self.gangs.pods.get(&place.pod));
+        let mut coming = Amounts::default();
+        pods.filter(|pod| pod.is_unplaced()).for_each(|pod| coming.add(&pod.need.amounts.of_pod()));
+        coming
+    }
+
     /// What gangs for which others are evicted are going to take beside what those still use: with this gang's own plan
     /// left out. It is used already as far as what is set aside for others goes.
     pub(crate) fn promised_to_others(&self, key: GangKey) -> Amounts {
         let mut sum = Amounts::default();
-        for room in self.rooms.iter().filter(|(other, _)| **other != key).map(|(_, room)| room) {
-            let mut asked = Amounts::default();
-            let pods = room.places.iter().filter_map(|place| self.gangs.pods.get(&place.pod));
-            pods.filter(|pod| pod.is_unplaced()).for_each(|pod| asked.add(&pod.need.amounts.of_pod()));
-            let victims = room.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
-            victims
-                .filter(|lease| lease.charged)
-                .for_each(|lease| asked.subtract(&lease.taken.amounts.of_pod()));
+        for other in self.rooms.keys().filter(|other| **other != key) {
+            let mut asked = self.coming_for(*other);
+            self.going_for(*other).values().for_each(|going| asked.subtract(going));
             sum.add(&asked);
         }
         sum
@@ -314,7 +311,7 @@ impl Core {
     fn evict_whole(&mut self, victim: &Victim, by: GangName, now: Time) -> bool {
         let Some(key) = self.gangs.key(&victim.gang) else { return true };
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return true };
-        if !matches!(&gang.phase, Phase::Running { round: None } | Phase::Degraded { round: None, .. }) {
+        if !gang.phase.is_still() {
             return gang.preempted.is_some();
         }
         gang.preempted = Some((by, now));

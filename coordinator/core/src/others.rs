@@ -216,12 +216,12 @@ impl Core {
         let Some(round) = self.gangs.gangs.get(&key).and_then(|gang| gang.phase.round()) else {
             return false;
         };
-        let leases =
-            round.to_bind.iter().filter_map(|uid| Some((uid.clone(), round.members.get(uid)?.lease)));
-        let crowded: Vec<(PodUid, LeaseId)> = leases.filter(|(_, id)| self.is_crowded_out(*id)).collect();
         if round.is_above_ceiling {
             return self.yield_quota(key, now, actions);
         }
+        let leases =
+            round.to_bind.iter().filter_map(|uid| Some((uid.clone(), round.members.get(uid)?.lease)));
+        let crowded: Vec<(PodUid, LeaseId)> = leases.filter(|(_, id)| self.is_crowded_out(*id)).collect();
         if crowded.is_empty() {
             return false;
         }
@@ -299,12 +299,15 @@ impl Core {
             }
             self.set_bind(key, uid, BindState::RetryAt(retry));
             self.timers.insert((retry, Timer::Gang(key)));
+            let cause = if self.others.by_node.contains_key(&node) {
+                "was taken by a pod of another scheduler"
+            } else {
+                "is gone, for the Node lists fewer devices"
+            };
             let node = &self.cluster.node(node).name;
-            let text = format!(
-                "pod {name} is not bound: its place on node {node} was taken by a pod of another scheduler, and there \
-                 is no other"
-            );
-            self.note_bind_failure(key, "its place was taken by a pod of another scheduler", text, actions);
+            let text =
+                format!("pod {name} is not bound: its place on node {node} {cause}, and there is no other");
+            self.note_bind_failure(key, &format!("its place {cause}"), text, actions);
             return;
         };
         self.set_pod_lease(uid, None);

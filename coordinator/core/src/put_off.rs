@@ -20,12 +20,12 @@ impl Core {
         }
     }
 
-    /// True where the gang is tried once more in this pass.
+    /// It is known that the gang is tried once more in this pass.
     pub(crate) fn is_put_off(&self, key: GangKey) -> bool {
         self.eviction_memory.put_off.as_ref().is_some_and(|put_off| put_off.contains(&key))
     }
 
-    /// The same, and from now on if nobody goes in the first round.
+    /// True while nobody goes: the gang is tried once more in this pass.
     pub(crate) fn put_off(&mut self, key: GangKey) -> bool {
         self.eviction_memory.put_off.as_mut().is_some_and(|put_off| {
             put_off.insert(key);

@@ -68,9 +68,10 @@ pub(crate) struct Queue {
     #[serde(skip)]
     pub(crate) alike: Option<Alike>,
     counts: BTreeMap<PhaseKind, u32>,
-    /// Gangs that run, whole or not, by priority.
+    /// Gangs that run, whole or not, and of which nothing of their own says that they must not be evicted: how many, by
+    /// priority.
     #[serde(default, with = "crate::pairs")]
-    pub(crate) running: BTreeMap<i32, u32>,
+    pub(crate) givers: BTreeMap<i32, u32>,
     pub(crate) written: Option<QueueStatus>,
     /// When one was written last, or tried.
     #[serde(default)]

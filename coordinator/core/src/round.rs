@@ -25,7 +25,7 @@ impl Core {
         let deadline = now + self.settings.confirm_timeout_ms;
         let mut round = Round::new(Step::Reserving, deadline, now + self.settings.binding_deadline_ms);
         self.note_backfill(key, placed);
-        self.forget_endings();
+        self.forget_uses();
         placed.iter().for_each(|place| self.add_member(key, &mut round, place));
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let phase = gang.phase.with_round(round);

@@ -3,42 +3,24 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 mod oracle;
 #[path = "support/random.rs"]
 mod random;
+#[path = "support/seeds.rs"]
+mod seeds;
 mod support;
+
+use seeds::{number, try_all};
 
 /// States of a plain run; `PHALANX_STATES=10000` looks at as many as asked for.
 const STATES: u64 = 1_000;
 
 #[test]
 fn what_reasons_suggest_helps_and_less_does_not() {
-    let number = |key: &str| std::env::var(key).ok().map(|text| text.parse::<u64>().expect("a number"));
     let states = number("PHALANX_STATES").unwrap_or(STATES);
-    let first = number("PHALANX_STATE").unwrap_or(0);
-    let (next, all, broken) =
-        (AtomicU64::new(first), Mutex::new(oracle::Counts::default()), Mutex::new(Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= first + states {
-                        return;
-                    }
-                    match oracle::look(seed) {
-                        Ok(counts) => all.lock().unwrap().add(counts),
-                        Err(error) => broken.lock().unwrap().push(error),
-                    }
-                }
-            });
-        }
-    });
-    let (all, broken) = (all.into_inner().unwrap(), broken.into_inner().unwrap());
+    let (found, broken) = try_all(number("PHALANX_STATE").unwrap_or(0), states, oracle::look);
+    let mut all = oracle::Counts::default();
+    found.into_iter().for_each(|counts| all.add(counts));
     println!("{all:#?}");
     assert!(
         broken.is_empty(),

@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// Holds that are lifted for a look, and the generations of the cluster before that.
+/// Holds that are lifted for a look, and the generation of its room that the cluster had before.
 #[derive(Debug, Default)]
 pub(crate) struct Lifted {
     holds: Vec<(NodeIndex, GangKey, NodeHold)>,
@@ -110,6 +110,7 @@ impl Cluster {
         lifted
     }
 
+    /// All is as it was before the look, and nobody is to be tried for it.
     pub(crate) fn put_back(&mut self, lifted: Lifted) {
         if lifted.holds.is_empty() {
             return;
