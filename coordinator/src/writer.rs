@@ -216,10 +216,24 @@ impl<A: Api> Worker<A> {
                     // One's turn is no part of the time that the API has.
                     self.limits.bindings.turn().await;
                 }
+                let evicted = self.evicted_by(&command);
                 let answer = self.timed(self.write(command)).await;
+                // One of which no answer came was most likely done: nobody's pod goes without a word.
+                if matches!(answer, Ok(()) | Err(ApiError::Unknown))
+                    && let Some((evictions, evicted)) = evicted
+                {
+                    let _ = evictions.try_send(evicted);
+                }
                 Some(Self::done(action, &answer))
             }
         }
+    }
+
+    /// What to tell of an eviction, and whom.
+    fn evicted_by(&self, command: &Command) -> Option<(mpsc::Sender<Evicted>, Evicted)> {
+        let Command::Evict { pod, name, cause } = command else { return None };
+        let evicted = Evicted { pod: pod.clone(), name: name.clone(), cause: cause.to_string() };
+        Some((self.limits.evictions.clone()?, evicted))
     }
 
     fn done(action: ActionId, answer: &Result<(), ApiError>) -> Event {
@@ -239,12 +253,8 @@ impl<A: Api> Worker<A> {
             }
             Command::Evict { pod, name, cause } => {
                 tracing::info!(pod = %name, %cause, "the pod is evicted");
-                let key = pod_key(&name);
-                self.mutate(Mutation::Evict { key, preconditions: Preconditions::uid(pod.as_str()) }).await?;
-                if let Some(evictions) = &self.limits.evictions {
-                    let _ = evictions.try_send(Evicted { pod, name, cause: cause.to_string() });
-                }
-                Ok(())
+                let preconditions = Preconditions::uid(pod.as_str());
+                self.mutate(Mutation::Evict { key: pod_key(&name), preconditions }).await
             }
             Command::AnnounceEviction { pod, name, at, cause } => {
                 tracing::info!(pod = %name, at = %format_time(at), %cause, "the pod is told that it will be evicted");

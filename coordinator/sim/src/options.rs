@@ -127,7 +127,7 @@ impl Rates {
             agent_crash: draw(15),
             coordinator_crash: draw(12),
             pods_fail: draw(300),
-            slow_end: draw(200),
+            slow_end: draw(900),
             disk: draw(150),
             survival: draw(900),
             survival_ms: u64::from(draw(20_000)).max(50),

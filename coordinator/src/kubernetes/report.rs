@@ -31,6 +31,8 @@ const WRITES_AT_ONCE: usize = 4;
 const WRITES_PER_SECOND: u32 = 50;
 /// Reports between two looks at what has changed.
 const BATCH_REPORTS: usize = 50;
+/// Reports that are sent although others wait.
+const OVERDUE_REPORTS: usize = 10;
 /// Wait after a write that was not done.
 const RETRY: Millis = Millis(30_000);
 /// Wait of a report that gave way.
@@ -70,16 +72,15 @@ pub async fn run(parts: ReportParts) {
     let pace = Pace::per_second(WRITES_PER_SECOND);
     let mut sender = Sender { api, clock, metrics, instance, pace, number: 0, sent_last: Instant::now() };
     loop {
-        let now = clock.now();
-        let reports = if sender.must_give_way() { Vec::new() } else { table.due(now, BATCH_REPORTS) };
+        let turn = Turn::of(sender.is_busy(), sender.sent_last.elapsed());
+        let reports = table.due(clock.now(), turn.most());
         if !reports.is_empty() {
-            for (report, wait) in sender.send_all(reports).await {
-                table.again(&report, clock.now() + wait);
+            for (report, wait) in sender.send_all(reports, turn).await {
+                table.again(report, clock.now() + wait);
             }
         }
-        let next = table.next().map(|time| {
-            clock.until(time).max(if sender.must_give_way() { GIVE_WAY } else { Duration::ZERO })
-        });
+        let pause = if sender.is_busy() { GIVE_WAY } else { Duration::ZERO };
+        let next = table.next().map(|time| clock.until(time).max(pause));
         tokio::select! {
             changes = watcher.next() => match changes {
                 Some(changes) => changes.iter().for_each(|change| take(&mut table, change, clock.now())),
@@ -98,6 +99,36 @@ fn take(table: &mut Table, change: &Change, now: Time) {
     }
 }
 
+/// Whether reports may be sent beside the writes of the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Nobody else writes.
+    Free,
+    /// Bindings and plans wait or are under way.
+    GivesWay,
+    /// They do, and have for so long that some reports go all the same.
+    Overdue,
+}
+
+impl Turn {
+    fn of(is_busy: bool, waited: Duration) -> Self {
+        match is_busy {
+            false => Self::Free,
+            true if waited < GIVE_WAY_AT_MOST => Self::GivesWay,
+            true => Self::Overdue,
+        }
+    }
+
+    /// Reports that are sent now.
+    const fn most(self) -> usize {
+        match self {
+            Self::Free => BATCH_REPORTS,
+            Self::GivesWay => 0,
+            Self::Overdue => OVERDUE_REPORTS,
+        }
+    }
+}
+
 struct Sender {
     api: KubernetesApi,
     clock: Clock,
@@ -109,40 +140,35 @@ struct Sender {
 }
 
 impl Sender {
-    /// True while Bindings and plans wait or are under way, but not for ever.
-    fn must_give_way(&self) -> bool {
-        let is_busy =
-            self.metrics.backlog.get() > 0 || self.metrics.urgent_writes.load(Ordering::Relaxed) > 0;
-        is_busy && self.sent_last.elapsed() < GIVE_WAY_AT_MOST
+    /// True while Bindings and plans wait or are under way.
+    fn is_busy(&self) -> bool {
+        self.metrics.backlog.get() > 0 || self.metrics.urgent_writes.load(Ordering::Relaxed) > 0
     }
 
     /// Sends them, and gives those that were not done and are wanted still, with how long to wait. What becomes urgent
-    /// meanwhile goes before the rest: a condition would change a pod under its Binding.
-    async fn send_all(&mut self, reports: Vec<Report>) -> Vec<(Report, Millis)> {
+    /// meanwhile goes before the rest, unless they are overdue: a condition would change a pod under its Binding.
+    async fn send_all(&mut self, reports: Vec<Report>, turn: Turn) -> Vec<(Report, Millis)> {
         self.sent_last = Instant::now();
         let first = self.number;
         self.number += reports.len() as u64;
         let this = &*self;
         let sent = stream::iter(reports.into_iter().zip(first..)).map(|(report, number)| async move {
             this.pace.turn().await;
-            if this.must_give_way() {
+            if turn == Turn::Free && this.is_busy() {
                 return Some((report, AFTER_GIVING_WAY));
             }
             let answer = this.send(&report, number).await;
-            let name = match report {
-                Report::Condition(_) => SET_POD_CONDITION,
-                Report::Event(_) => CREATE_EVENT,
+            let (name, is_event) = match report {
+                Report::Condition(_) => (SET_POD_CONDITION, false),
+                Report::Event(_) => (CREATE_EVENT, true),
             };
             this.metrics.write(name, outcome_name(&outcome_of(&answer)));
-            match answer {
-                Ok(()) => None,
-                // A pod that has changed is looked at again when the change is heard.
-                Err(error) if error.is_overtaken() => None,
-                Err(error) => {
-                    tracing::debug!(%error, "a report was not written");
-                    Some((report, RETRY))
-                }
-            }
+            let error = answer.err()?;
+            tracing::debug!(%error, "a report was not written");
+            // A pod that has changed is looked at again when the change is heard. What is refused of an event does not
+            // change by itself.
+            let is_over = error.is_overtaken() || is_event && matches!(error, ApiError::Invalid(_));
+            (!is_over).then_some((report, RETRY))
         });
         sent.buffer_unordered(WRITES_AT_ONCE).filter_map(|report| async { report }).collect().await
     }
@@ -171,5 +197,17 @@ impl Sender {
                 self.api.writes().create_event(&happening.key, &event).await
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_give_way_to_other_writes_but_not_for_ever() {
+        assert_eq!(Turn::of(false, Duration::ZERO).most(), BATCH_REPORTS);
+        assert_eq!(Turn::of(true, GIVE_WAY).most(), 0);
+        assert_eq!(Turn::of(true, GIVE_WAY_AT_MOST).most(), OVERDUE_REPORTS);
     }
 }

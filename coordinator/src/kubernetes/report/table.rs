@@ -250,7 +250,8 @@ pub struct Table {
     pods: BTreeMap<ObjectKey, Pod>,
     pods_of: BTreeMap<ObjectKey, BTreeSet<ObjectKey>>,
     due: BTreeSet<(Time, ObjectKey)>,
-    happenings: Vec<Happening>,
+    /// What is to be told, and not before when.
+    happenings: Vec<(Time, Happening)>,
     notices: Notices,
 }
 
@@ -363,16 +364,26 @@ impl Table {
 
     /// Something to be told as soon as there is time.
     pub fn happened(&mut self, happening: Happening) {
+        self.tell(happening, Time(0));
+    }
+
+    fn tell(&mut self, happening: Happening, at: Time) {
         if self.happenings.len() >= MOST_HAPPENINGS {
             self.happenings.remove(0);
         }
-        self.happenings.push(happening);
+        self.happenings.push((at, happening));
     }
 
     /// What is due, about `most` of it.
     pub fn due(&mut self, now: Time, most: usize) -> Vec<Report> {
-        let waiting = self.happenings.len().min(most);
-        let mut reports: Vec<Report> = self.happenings.drain(..waiting).map(Report::Event).collect();
+        let mut reports = Vec::new();
+        self.happenings.retain(|(at, happening)| {
+            let is_due = *at <= now && reports.len() < most;
+            if is_due {
+                reports.push(Report::Event(happening.clone()));
+            }
+            !is_due
+        });
         while reports.len() < most {
             let Some((time, key)) = self.due.first().cloned().filter(|(time, _)| *time <= now) else { break };
             self.due.remove(&(time, key.clone()));
@@ -446,26 +457,23 @@ impl Table {
     }
 
     /// A report was not written: it is tried again then.
-    pub fn again(&mut self, report: &Report, at: Time) {
+    pub fn again(&mut self, report: Report, at: Time) {
         match report {
             Report::Condition(Condition { key, group, .. }) => {
-                if let Some(pod) = self.pods.get_mut(key) {
+                if let Some(pod) = self.pods.get_mut(&key) {
                     pod.shown = None;
                 }
-                self.due.insert((at, group.clone()));
+                self.due.insert((at, group));
             }
-            // People miss nothing: the condition says the same.
-            Report::Event(_) => {}
+            Report::Event(happening) => self.tell(happening, at),
         }
     }
 
     /// When the next one is due.
     #[must_use]
     pub fn next(&self) -> Option<Time> {
-        if !self.happenings.is_empty() {
-            return Some(Time(0));
-        }
-        self.due.first().map(|(time, _)| *time)
+        let happenings = self.happenings.iter().map(|(time, _)| *time);
+        happenings.chain(self.due.first().map(|(time, _)| *time)).min()
     }
 }
 

@@ -151,7 +151,7 @@ fn a_write_that_failed_is_tried_again_and_a_batch_has_its_bound() {
     (0..30).for_each(|number| table.applied(&pod(&format!("p{number}"), number + 2), Time(0)));
     let first = table.due(Time(MINUTE), 20);
     assert_eq!((first.len(), table.due(Time(MINUTE), 20).len()), (20, 10));
-    table.again(&first[0], Time(2 * MINUTE));
+    table.again(first[0].clone(), Time(2 * MINUTE));
     assert_eq!(table.next(), Some(Time(2 * MINUTE)));
     assert_eq!(table.due(Time(2 * MINUTE), 20).len(), 1);
 }
@@ -172,6 +172,18 @@ fn evictions_wait_for_their_turn_and_the_oldest_is_left_out() {
     assert_eq!(table.next(), Some(Time(0)));
     let Report::Event(first) = table.due(Time(1), 1).remove(0) else { panic!() };
     assert_eq!(first.key.name, "p1");
+}
+
+#[test]
+fn an_event_that_was_not_written_is_told_later() {
+    let mut table = table();
+    table.applied(&group("Inqueue", Some("[NoRoom] no node has 8 free"), 1), Time(0));
+    let report = table.due(Time(MINUTE), 1).remove(0);
+    assert_eq!(table.next(), None);
+    table.again(report, Time(2 * MINUTE));
+    assert_eq!((due(&mut table, 2 * MINUTE - 1).len(), table.next()), (0, Some(Time(2 * MINUTE))));
+    assert_eq!(due(&mut table, 2 * MINUTE), ["event Unschedulable"]);
+    assert_eq!(table.next(), None);
 }
 
 /// Texts of the events that go with conditions that are due.
