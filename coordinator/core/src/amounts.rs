@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 const PODS: &str = "pods";
 
 /// Number of an interned resource name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct ResourceId(u32);
 
 /// One resource.
@@ -128,7 +128,7 @@ impl ResourceTable {
 }
 
 /// Amounts of resources.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Amounts {
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,

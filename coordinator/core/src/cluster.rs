@@ -20,6 +20,7 @@ mod classes;
 mod holds;
 mod outline;
 mod quarantine;
+mod survey;
 mod trial;
 mod usage;
 
@@ -27,6 +28,8 @@ use classes::Classes;
 pub(crate) use classes::{ClassId, ClassIndex};
 pub(crate) use holds::{Lifted, NodeHold};
 pub(crate) use quarantine::{EarlyEnd, Quarantine};
+pub(crate) use survey::Kind;
+use survey::Survey;
 pub(crate) use usage::InUse;
 
 /// Number of a node.
@@ -207,6 +210,9 @@ pub(crate) struct Cluster {
     /// Nodes of which something is held, by gang.
     #[serde(default)]
     held_nodes: BTreeMap<GangKey, BTreeSet<NodeIndex>>,
+    /// Which nodes are alike; `None` until somebody asks, and when nodes come or go.
+    #[serde(skip)]
+    survey: Option<Survey>,
     /// Raised when what the cluster has in all changes.
     pub(crate) capacity_generation: u64,
     /// Raised when anything became free or came back.
@@ -263,6 +269,7 @@ impl Cluster {
         });
         self.nodes[index.0 as usize] = Node::new(name.clone(), self.need_objects);
         self.by_name.insert(name.clone(), index);
+        self.survey = None;
         index
     }
 
@@ -287,6 +294,7 @@ impl Cluster {
         }
         self.by_name.remove(&name);
         self.vacant.insert(index);
+        self.survey = None;
         self.note_change();
     }
 
@@ -404,6 +412,7 @@ impl Cluster {
 
     /// Brings free mask and index entry of one node up to date.
     fn refresh(&mut self, index: NodeIndex) {
+        self.note_for_survey(index);
         let node = &mut self.nodes[index.0 as usize];
         node.free_mask = without_last(node.unused_mask(), node.others_gpus) & !node.held_mask();
         let class = node.agent.as_ref().map_or(ClassId::EMPTY, |agent| agent.class);

@@ -18,6 +18,7 @@ pub fn check(core: &Core) -> Result<(), String> {
     check_nodes(core)?;
     check_queues(core)?;
     check_rooms(core)?;
+    core.cluster.check_survey()?;
     core.check_givers()?;
     core.check_claims()?;
     core.check_groups()?;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
-use phalanx_common::wire::LeaseState;
 
 use crate::action::Action;
 use crate::amounts::Amounts;
@@ -459,37 +458,6 @@ impl Core {
         more.waiting += count + short;
         more.first = more.first.or(by_themselves.or(reason).map(Held::Known));
         more
-    }
-
-    /// Why a gang did not fit; true where it can never fit as nodes are now.
-    pub(crate) fn diagnose(
-        &mut self,
-        shape: &GangShape,
-        required: &Required,
-        shortfall: &Shortfall,
-    ) -> (Reason, bool) {
-        let generation = self.cluster.capacity_generation;
-        if self.emptied.as_ref().is_none_or(|(known, _)| *known != generation) {
-            self.emptied = Some((generation, self.cluster.emptied()));
-        }
-        if let Some((_, empty)) = &mut self.emptied {
-            // A pod that came since may ask for what nobody asked for before.
-            empty.learn_names(&self.cluster);
-        }
-        let closed = self.cluster.nodes().filter(|(_, node)| node.closed().is_some());
-        let leases = closed.flat_map(|(index, _)| self.leases.by_node.get(&index).into_iter().flatten());
-        let leases = leases.filter_map(|id| self.leases.leases.get(id));
-        let leaving: Vec<_> = leases
-            .filter(|lease| lease.wanted == LeaseState::Gone)
-            .map(|lease| (lease.node, lease.taken.clone()))
-            .collect();
-        let Some((_, empty)) = &self.emptied else {
-            return (Reason::InProgress { step: Arc::from("") }, false);
-        };
-        let mut pods = required.pods.iter().filter(|candidate| candidate.need == shortfall.need);
-        let pod = pods.next().and_then(|candidate| self.gangs.pods.get(&candidate.pod));
-        let request = pod.map(|pod| &pod.spec.request);
-        crate::why::diagnose(&self.cluster, empty, shape, required, shortfall, &leaving, request)
     }
 }
 

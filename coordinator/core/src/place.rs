@@ -477,19 +477,3 @@ pub(crate) fn left_over(
     }
     all
 }
-
-/// Nodes that could take one such pod now.
-pub(crate) fn feasible_nodes(cluster: &Cluster, need: &PodNeed) -> u32 {
-    let feasible = cluster.nodes().filter(|(_, node)| {
-        let gpus = match &node.agent {
-            Some(agent) => cluster
-                .class(agent.class)
-                .models
-                .iter()
-                .any(|(_, mask)| (node.free_mask & mask).count_ones() >= need.gpus),
-            None => false,
-        };
-        node.shut().is_none() && (need.gpus == 0 || gpus) && predicates::check(node, need, &node.used).is_ok()
-    });
-    u32::try_from(feasible.count()).unwrap_or(u32::MAX)
-}

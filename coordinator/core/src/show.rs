@@ -12,7 +12,6 @@ use crate::cluster::Node;
 use crate::core::Core;
 use crate::gang::{Gang, Pod, natural};
 use crate::phase::PhaseKind;
-use crate::place::feasible_nodes;
 use crate::quotas::quota_texts;
 use crate::reason::{Preempted, Reason, clock};
 use crate::status::pod_group_phase;
@@ -20,6 +19,7 @@ use crate::view::{
     Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QuotaView, ReasonView,
     StateView,
 };
+use crate::why::feasible_nodes;
 use crate::why::free_amounts;
 
 impl Core {

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use phalanx_common::gang::PodRequest;
 use phalanx_common::ids::NodeName;
 use phalanx_common::resources::{NVIDIA_GPU, ResourceName, format_amount};
+use phalanx_common::wire::LeaseState;
 
 use crate::amounts::{Amounts, ResourceKey};
-use crate::cluster::{Cluster, Node, NodeIndex, Taken};
+use crate::cluster::{Cluster, Kind, Node, NodeIndex, Taken};
+use crate::core::Core;
 use crate::gang::natural;
-use crate::place::{Candidate, GangShape, Overlay, PodNeed, Shortfall, feasible_nodes, left_over, place};
+use crate::place::{Candidate, GangShape, Overlay, PodNeed, Shortfall, left_over, place};
 use crate::predicates::{self, Obstacle};
 use crate::reason::{Closed, NoRoom, Reason, Unsuited};
 use crate::required::Required;
@@ -22,6 +24,43 @@ const NODES_NAMED: usize = 8;
 
 /// Up to so many pods every lower minimum is tried before one is suggested.
 const ALL_MINIMA: u32 = 32;
+
+impl Core {
+    /// Why a gang did not fit; true where it can never fit as nodes are now.
+    pub(crate) fn diagnose(
+        &mut self,
+        shape: &GangShape,
+        required: &Required,
+        shortfall: &Shortfall,
+    ) -> (Reason, bool) {
+        let generation = self.cluster.capacity_generation;
+        if self.emptied.as_ref().is_none_or(|(known, _)| *known != generation) {
+            let mut empty = self.cluster.emptied();
+            empty.survey();
+            self.emptied = Some((generation, empty));
+        }
+        if let Some((_, empty)) = &mut self.emptied {
+            // A pod that came since may ask for what nobody asked for before.
+            empty.learn_names(&self.cluster);
+        }
+        self.cluster.survey();
+        let kinds = self.cluster.kinds(&shortfall.need);
+        let closed = kinds.iter().filter(|kind| kind.node.closed().is_some()).flat_map(Kind::members);
+        let leases = closed.flat_map(|(index, _)| self.leases.by_node.get(&index).into_iter().flatten());
+        let leases = leases.filter_map(|id| self.leases.leases.get(id));
+        let leaving: Vec<_> = leases
+            .filter(|lease| lease.wanted == LeaseState::Gone)
+            .map(|lease| (lease.node, lease.taken.clone()))
+            .collect();
+        let Some((_, empty)) = &self.emptied else {
+            return (Reason::InProgress { step: Arc::from("") }, false);
+        };
+        let mut pods = required.pods.iter().filter(|candidate| candidate.need == shortfall.need);
+        let pod = pods.next().and_then(|candidate| self.gangs.pods.get(&candidate.pod));
+        let request = pod.map(|pod| &pod.spec.request);
+        diagnose(&self.cluster, empty, shape, required, shortfall, &leaving, request)
+    }
+}
 
 /// Why `required` does not fit; true where no end of other work would help.
 pub(crate) fn diagnose(
@@ -35,7 +74,8 @@ pub(crate) fn diagnose(
 ) -> (Reason, bool) {
     let need = &shortfall.need;
     // A node that was not heard of yet may have what no other has.
-    let all_known = !cluster.nodes().any(|(_, node)| node.is_unknown());
+    let kinds = cluster.kinds(need);
+    let all_known = !kinds.iter().any(|kind| kind.node.is_unknown());
     if let Some(reason) = no_node_ever(empty, shape, required, need, request).filter(|_| all_known) {
         return (reason, true);
     }
@@ -43,14 +83,14 @@ pub(crate) fn diagnose(
         let mixed = GangShape { mixed_models: true, ..GangShape::default() };
         !shape.mixed_models && place(cluster, &mut Overlay::default(), &mixed, &required.pods).is_ok()
     };
-    let closed = closed_nodes(cluster, need);
+    let closed = closed_nodes(&kinds, need);
     if let Err(ever) = place(empty, &mut Overlay::default(), shape, &required.pods)
         && all_known
     {
         // Nodes that a person has cordoned count as gone until a person opens them.
         let open = empty.opened(&[]);
         if let Some(nodes) = nodes_to_open(&open, &closed, shape, required) {
-            let room = Box::new(no_room(cluster, required, shape, need));
+            let room = Box::new(no_room(cluster, &kinds, required, shape, need));
             return (Reason::NodesClosed { nodes, room }, true);
         }
         let fit =
@@ -69,7 +109,7 @@ pub(crate) fn diagnose(
         };
         return (reason, true);
     }
-    let mut room = no_room(cluster, required, shape, need);
+    let mut room = no_room(cluster, &kinds, required, shape, need);
     room.mixed_models_would_fit = fits_mixed(cluster);
     let would_help = closed.iter().any(|(index, _, _)| has_room(cluster, *index, need, leaving));
     if would_help && let Some(nodes) = nodes_to_open(&cluster.opened(leaving), &closed, shape, required) {
@@ -119,11 +159,13 @@ fn open_and_change(
 }
 
 /// Nodes that take no such pod for now and are not gone for good, by name.
-fn closed_nodes(cluster: &Cluster, need: &PodNeed) -> Vec<(NodeIndex, NodeName, Closed)> {
-    let closed = cluster
-        .nodes()
-        .filter_map(|(index, node)| Some((index, node.name.clone(), predicates::closed_to(node, need)?)));
-    let mut closed: Vec<_> = closed.filter(|(_, _, why)| *why != Closed::Removed).collect();
+fn closed_nodes(kinds: &[Kind<'_>], need: &PodNeed) -> Vec<(NodeIndex, NodeName, Closed)> {
+    let mut closed = Vec::new();
+    for kind in kinds {
+        let why = predicates::closed_to(kind.node, need).filter(|why| *why != Closed::Removed);
+        let Some(why) = why else { continue };
+        closed.extend(kind.members().map(|(index, node)| (index, node.name.clone(), why.clone())));
+    }
     closed.sort_by(|(_, left, _), (_, right, _)| natural(left.as_str()).cmp(&natural(right.as_str())));
     closed
 }
@@ -208,7 +250,7 @@ fn no_node_ever(
 ) -> Option<Reason> {
     let (mut suitable, mut vouched_for) = (Vec::new(), Vec::new());
     let mut is_kept_away = false;
-    for (_, node) in empty.nodes().filter(|(_, node)| unsuited::is_there(node)) {
+    for node in empty.kinds(need).into_iter().map(|kind| kind.node).filter(|node| node.is_there()) {
         let obstacles = predicates::obstacles(node, need, &node.used);
         if obstacles.contains(&Obstacle::NoAgent) {
             continue;
@@ -296,36 +338,44 @@ fn has_room(cluster: &Cluster, index: NodeIndex, need: &PodNeed, leaving: &[(Nod
     gpus >= u64::from(need.gpus) && predicates::obstacles(node, need, &used).iter().all(is_closed)
 }
 
-fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &PodNeed) -> NoRoom {
+/// Nodes that could take one such pod now.
+pub(crate) fn feasible_nodes(cluster: &Cluster, need: &PodNeed) -> u32 {
+    let is_feasible = |node: &Node| {
+        let gpus = match &node.agent {
+            Some(agent) => cluster
+                .class(agent.class)
+                .models
+                .iter()
+                .any(|(_, mask)| (node.free_mask & mask).count_ones() >= need.gpus),
+            None => false,
+        };
+        node.shut().is_none() && (need.gpus == 0 || gpus) && predicates::check(node, need, &node.used).is_ok()
+    };
+    let kinds = cluster.kinds(need);
+    let feasible = kinds.iter().filter(|kind| is_feasible(kind.node));
+    u32::try_from(feasible.map(Kind::count).sum::<usize>()).unwrap_or(u32::MAX)
+}
+
+fn no_room(
+    cluster: &Cluster,
+    kinds: &[Kind<'_>],
+    required: &Required,
+    shape: &GangShape,
+    need: &PodNeed,
+) -> NoRoom {
     let missing = left_over(cluster, Overlay::default(), shape, &required.pods);
-    let open: Vec<&Node> = cluster
-        .nodes()
-        .map(|(_, node)| node)
-        .filter(|node| node.shut().is_none() && could_serve(node, need))
-        .collect();
+    let open = kinds.iter().filter(|kind| kind.node.shut().is_none() && could_serve(kind.node, need));
+    let open: Vec<&Kind<'_>> = open.collect();
     // The scarcest resource is the one that fewest nodes have enough of.
-    let enough =
-        |key: ResourceKey| open.iter().filter(|node| free(node, key) >= need.amounts.get(key)).count();
+    let enough = |key: ResourceKey| {
+        let have = open.iter().filter(|kind| free(kind.node, key) >= need.amounts.get(key));
+        have.map(|kind| kind.count()).sum::<usize>()
+    };
     let key = need.amounts.keys().min_by_key(|key| (enough(*key), *key != ResourceKey::Gpus));
     let key = key.unwrap_or(ResourceKey::Cpu);
-    let mut by_node: Vec<(&Node, u64)> = open.iter().map(|node| (*node, free(node, key))).collect();
-    let free_total = by_node.iter().map(|(_, free)| *free).fold(0, u64::saturating_add);
-    let largest = by_node.iter().map(|(_, free)| *free).max().unwrap_or(0);
-    let by_name = |left: &Node, right: &Node| natural(left.name.as_str()).cmp(&natural(right.name.as_str()));
-    if by_node.len() > NODES_NAMED {
-        // Of thousands only those that are named are put in order.
-        let most_first = |(left, left_free): &(&Node, u64), (right, right_free): &(&Node, u64)| {
-            right_free.cmp(left_free).then_with(|| by_name(left, right))
-        };
-        by_node.select_nth_unstable_by(NODES_NAMED, most_first);
-        by_node.truncate(NODES_NAMED);
-        by_node.retain(|(_, free)| *free > 0);
-        by_node.sort_by(most_first);
-    } else {
-        by_node.sort_by(|(left, _), (right, _)| by_name(left, right));
-    }
-    let free_by_node =
-        by_node.into_iter().map(|(node, free)| (node.name.clone(), free, node.capacity.get(key))).collect();
+    let of_kind = |kind: &&Kind<'_>| free(kind.node, key).saturating_mul(kind.count() as u64);
+    let free_total = open.iter().map(of_kind).fold(0, u64::saturating_add);
+    let largest = open.iter().map(|kind| free(kind.node, key)).max().unwrap_or(0);
     NoRoom {
         fit: count_of(&required.pods) - count_of(&missing),
         missing: by_size(&missing, key),
@@ -335,7 +385,7 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         asked: need.amounts.get(key),
         free_total,
         largest,
-        free_by_node,
+        free_by_node: free_by_node(&open, key),
         feasible_nodes: feasible_nodes(cluster, need),
         mixed_models_would_fit: false,
         lower_to: lower_to(cluster, shape, required),
@@ -346,6 +396,33 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         left_out: left_out(cluster, shape, required, need),
         others: Vec::new(),
     }
+}
+
+/// Free amount and whole of nodes, those with the most first; of few nodes all, by name.
+fn free_by_node(open: &[&Kind<'_>], key: ResourceKey) -> Vec<(NodeName, u64, u64)> {
+    let are_many = open.iter().map(|kind| kind.count()).sum::<usize>() > NODES_NAMED;
+    let mut by_node: Vec<(&Node, u64)> = Vec::new();
+    for kind in open {
+        // Those that are alike come by name: of each kind no more are named.
+        let free = free(kind.node, key);
+        by_node.extend(kind.members().take(NODES_NAMED).map(|(_, node)| (node, free)));
+    }
+    let by_name = |left: &Node, right: &Node| natural(left.name.as_str()).cmp(&natural(right.name.as_str()));
+    if are_many {
+        by_node.retain(|(_, free)| *free > 0);
+        let most_first = |(left, left_free): &(&Node, u64), (right, right_free): &(&Node, u64)| {
+            right_free.cmp(left_free).then_with(|| by_name(left, right))
+        };
+        if by_node.len() > NODES_NAMED {
+            // Of thousands only those that are named are put in order.
+            by_node.select_nth_unstable_by(NODES_NAMED, most_first);
+            by_node.truncate(NODES_NAMED);
+        }
+        by_node.sort_by(most_first);
+    } else {
+        by_node.sort_by(|(left, _), (right, _)| by_name(left, right));
+    }
+    by_node.into_iter().map(|(node, free)| (node.name.clone(), free, node.capacity.get(key))).collect()
 }
 
 /// What a node has left of everything.

@@ -7,6 +7,7 @@ impl Cluster {
     /// again by themselves, or when their agent is back, or by a word of a person: for "would they help".
     pub(crate) fn opened(&self, leaving: &[(NodeIndex, Taken)]) -> Self {
         let mut open = self.clone();
+        open.survey = None;
         for (index, taken) in leaving {
             open.give_back(*index, taken);
         }
@@ -32,6 +33,7 @@ impl Cluster {
     /// The same nodes with nothing used and all that are away back: for "could it ever run".
     pub(crate) fn emptied(&self) -> Self {
         let mut empty = self.clone();
+        empty.survey = None;
         empty.without_holds();
         for at in 0..empty.nodes.len() {
             let node = &mut empty.nodes[at];

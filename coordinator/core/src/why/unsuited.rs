@@ -44,23 +44,20 @@ fn count(cluster: &Cluster, need: &PodNeed, counts: impl Fn(&Obstacle<'_>) -> bo
     let mut found: BTreeMap<Unmet, u32> = BTreeMap::new();
     let terms = terms(need);
     let mut nodes = 0;
-    for (_, node) in cluster.nodes().filter(|(_, node)| is_there(node)) {
-        nodes += 1;
+    for kind in cluster.kinds(need).iter().filter(|kind| kind.node.is_there()) {
+        let (node, alike) = (kind.node, u32::try_from(kind.count()).unwrap_or(u32::MAX));
+        nodes += alike;
         let obstacles = predicates::obstacles(node, need, &node.used);
         let obstacle = obstacles.iter().filter(|obstacle| counts(obstacle));
         let unmet = obstacle.filter_map(|obstacle| unmet(cluster, node, need, &terms, obstacle)).next();
         let gpus = counts(&GPUS) && node.capacity.gpus < need.amounts.gpus;
         if let Some(unmet) = unmet.or(gpus.then(|| Unmet::TooSmall(Arc::from(NVIDIA_GPU)))) {
-            *found.entry(unmet).or_default() += 1;
+            *found.entry(unmet).or_default() += alike;
         }
     }
     let mut unmet: Vec<(Unmet, u32)> = found.into_iter().collect();
     unmet.sort_by_key(|(_, count)| Reverse(*count));
     Unsuited { nodes, unmet, help: Vec::new() }
-}
-
-pub(super) fn is_there(node: &Node) -> bool {
-    node.is_there()
 }
 
 /// An obstacle as a value for people; `None` for those that have a name elsewhere.
@@ -110,9 +107,9 @@ pub(super) fn what_helps(
 ) -> Vec<Unmet> {
     let mut sets: BTreeMap<BTreeSet<Unmet>, u32> = BTreeMap::new();
     let terms = terms(need);
-    for (_, node) in cluster.nodes().filter(|(_, node)| is_there(node)) {
-        if let Some(set) = lasting(cluster, node, need, &terms) {
-            *sets.entry(set).or_default() += 1;
+    for kind in cluster.kinds(need).iter().filter(|kind| kind.node.is_there()) {
+        if let Some(set) = lasting(cluster, kind.node, need, &terms) {
+            *sets.entry(set).or_default() += u32::try_from(kind.count()).unwrap_or(u32::MAX);
         }
     }
     let all: BTreeSet<Unmet> = sets.keys().flatten().cloned().collect();
