@@ -223,7 +223,7 @@ fn is_alike(left: &Node, right: &Node) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use phalanx_common::constraints::{LabelOperator, LabelRequirement};
+    use phalanx_common::constraints::{LabelOperator, LabelRequirement, PodConstraints};
     use phalanx_common::ids::NodeName;
     use phalanx_common::resources::{CPU, ResourceName, Resources};
 
@@ -314,8 +314,7 @@ mod tests {
         let by_selector =
             PodNeed { selector: BTreeMap::from([(HOSTNAME_LABEL.into(), "n1".into())]), ..need() };
         let with = |term: NodeTerm| {
-            let mut constraints = phalanx_common::constraints::PodConstraints::default();
-            constraints.required = Some(vec![term]);
+            let constraints = PodConstraints { required: Some(vec![term]), ..PodConstraints::default() };
             PodNeed { constraints: Arc::new(constraints), ..need() }
         };
         let by_label = with(NodeTerm { labels: vec![rule(HOSTNAME_LABEL)], fields: Vec::new() });
