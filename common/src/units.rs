@@ -20,6 +20,13 @@ impl Millis {
     pub const fn from_seconds(seconds: u64) -> Self {
         Self(seconds.saturating_mul(1000))
     }
+
+    /// Twice as long, so many times over.
+    #[must_use]
+    pub const fn doubled(self, times: u32) -> Self {
+        let factor = if times < u64::BITS { 1 << times } else { u64::MAX };
+        Self(self.0.saturating_mul(factor))
+    }
 }
 
 impl Add<Millis> for Time {

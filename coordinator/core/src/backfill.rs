@@ -171,7 +171,7 @@ impl Core {
     /// Nothing can be held for a gang: that is looked at again later and later, since it is much work and seldom changes.
     fn pause_looking(&mut self, key: GangKey, now: Time) {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
-        let pause = Millis(LOOK_AGAIN_AFTER.0 << gang.hold_failures.min(MOST_DOUBLINGS));
+        let pause = LOOK_AGAIN_AFTER.doubled(gang.hold_failures.min(MOST_DOUBLINGS));
         gang.hold_failures = gang.hold_failures.saturating_add(1);
         (gang.hold_not_before, gang.hold_looked_with) = (now + pause, self.cluster.capacity_generation);
         self.timers.insert((gang.hold_not_before, Timer::Gang(key)));

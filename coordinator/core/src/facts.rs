@@ -203,6 +203,7 @@ impl Core {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         gang.tried_with = None;
         let before = gang.order;
+        let mut left = None;
         if gang.spec.queue != spec.queue {
             let (from, to) = (gang.spec.queue.clone(), spec.queue.clone());
             let (charge, wants) = (gang.charge.clone(), gang.wants.clone());
@@ -219,6 +220,7 @@ impl Core {
             self.queues.want(&to, &nothing, &wants);
             self.queues.ensure(&to).count(kind, true);
             self.move_line(&from, &to, before, key);
+            left = Some(from.clone());
             self.touched_queues.extend([from, to]);
         }
         self.leave_group(key);
@@ -233,6 +235,9 @@ impl Core {
         let kind = gang.phase.kind();
         self.move_order(key, order.in_phase(kind));
         self.note_giver(key);
+        if let Some(queue) = left {
+            self.queues.forget_if_unused(&queue);
+        }
         if is_new_object {
             let finished = self.gangs.gangs.get_mut(&key).is_some_and(|gang| {
                 (gang.written, gang.placing_since) = (None, None);

@@ -26,6 +26,9 @@ impl Core {
     #[must_use]
     pub fn kept(&self) -> Vec<(&'static str, usize)> {
         let queued: usize = self.queues.queues.values().map(|queue| queue.admitted.len()).sum();
+        // The root is no queue that anybody names.
+        let queues = self.queues.queues.values().filter(|queue| queue.up.is_some());
+        let without_object = queues.filter(|queue| queue.spec.is_none()).count();
         let reports: usize = self.reports.values().map(Vec::len).sum();
         vec![
             ("gangs", self.gangs.gangs.len().max(self.gangs.by_name.len())),
@@ -42,6 +45,7 @@ impl Core {
             ("gangs_to_try", self.queues.count_to_try()),
             ("gangs_alike", self.queues.queues.values().map(Queue::count_alike).sum()),
             ("gangs_admitted", queued),
+            ("queues_without_object", without_object),
             ("strangers_fenced", self.strangers_fenced.len()),
             ("plans_of_others", self.foreign.len()),
             ("fences_held", self.fences_held.len()),

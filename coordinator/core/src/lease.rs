@@ -60,7 +60,7 @@ impl Lease {
 
     /// Time between two messages that ask for the same.
     pub(crate) fn resend_after(&self, resend: Millis) -> Millis {
-        Millis(resend.0 << self.refused.min(MOST_DOUBLINGS))
+        resend.doubled(self.refused.min(MOST_DOUBLINGS))
     }
 
     /// The state the next message asks for; `None` where nothing is to be said.

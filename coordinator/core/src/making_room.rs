@@ -373,7 +373,7 @@ impl Core {
     pub(crate) fn drop_room(&mut self, key: GangKey, why: &str, now: Time, actions: &mut Vec<Action>) {
         let Some(room) = self.forget_room(key) else { return };
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
-        let pause = Millis(FIRST_PAUSE.0 << gang.evict_failures.min(MOST_DOUBLINGS));
+        let pause = FIRST_PAUSE.doubled(gang.evict_failures.min(MOST_DOUBLINGS));
         gang.evict_failures = gang.evict_failures.saturating_add(1);
         gang.evict_not_before = now + pause;
         let name = gang.spec.name.clone();

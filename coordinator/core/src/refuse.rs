@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{GpuId, LeaseId};
 use phalanx_common::topology::ProbeState;
-use phalanx_common::units::{Millis, Time};
+use phalanx_common::units::Time;
 use phalanx_common::wire::{LEASE_BYTES, LeaseState, RefusalCause};
 
 use crate::action::{Action, Command};
@@ -18,8 +18,6 @@ use crate::phase::Step;
 const MOST_NODES_TRIED: usize = 16;
 /// As many where the request itself is refused: they will all say the same, unless one is mistaken.
 const MOST_NODES_ASKED_ALIKE: usize = 3;
-/// Most doublings of the wait after a refused placement.
-const MOST_DOUBLINGS: u32 = 4;
 
 impl Core {
     pub(crate) fn refused(
@@ -165,6 +163,6 @@ impl Core {
     /// When a gang is tried again after a refusal: later each time, so that no cause whatever makes a fast loop.
     pub(crate) fn retry_at(&self, key: GangKey, now: Time) -> Time {
         let drops = self.gangs.gangs.get(&key).map_or(0, |gang| gang.drops_in_row);
-        now + Millis(self.settings.resend_ms.0 << drops.min(MOST_DOUBLINGS))
+        now + self.retry_after(drops)
     }
 }

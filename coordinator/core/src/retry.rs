@@ -19,7 +19,7 @@ const MOST_DOUBLINGS: u32 = 4;
 impl Core {
     /// Time to the next try after so many failures before this one.
     pub(crate) fn retry_after(&self, failures: u32) -> Millis {
-        Millis(self.settings.resend_ms.0 << failures.min(MOST_DOUBLINGS))
+        self.settings.resend_ms.doubled(failures.min(MOST_DOUBLINGS))
     }
 
     /// A gang's plan may have been written or not. Writing the same plan again is harmless.

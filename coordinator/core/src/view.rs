@@ -101,7 +101,7 @@ pub struct GangView {
     pub queue: QueueName,
     /// Effective priority.
     pub priority: i32,
-    /// Phase of design.md: `queued`, `admitted`, `reserving`, `committing`, `arming`, `binding`,
+    /// Phase, one of `queued`, `admitted`, `reserving`, `committing`, `arming`, `binding`,
     /// `running`, `degraded`, `finished` …
     pub phase: Arc<str>,
     /// Phase in Volcano's words: `Pending`, `Inqueue`, `Running`, `Unknown`, `Completed`.
