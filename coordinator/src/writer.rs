@@ -13,7 +13,7 @@ mod pool;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use phalanx_common::ids::{ActionId, GangName, NodeName, PodUid, Term};
 use phalanx_core::action::{Action, Command};
@@ -22,6 +22,7 @@ use phalanx_kubernetes::client::Pace;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
 
 use self::plans::{LastWrites, RefusalsSaid};
 use self::pool::{GIVES_WAY, Pool, Subject};

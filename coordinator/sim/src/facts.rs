@@ -146,6 +146,8 @@ pub struct Facts {
     pub loose: BTreeSet<PodUid>,
     /// Gangs whose pods are being bound by a plan, with its binding deadline by the clock of the coordinator that wrote it.
     pub plans: BTreeMap<GangName, Time>,
+    /// The pods that they name.
+    pub plan_pods: BTreeMap<GangName, BTreeSet<PodUid>>,
     /// The gangs of each object of plans.
     pub planned: BTreeMap<ObjectKey, BTreeSet<GangName>>,
     /// When a lease was asked for the first time: then its pod was given its place.
@@ -267,7 +269,9 @@ impl Facts {
                     job: owner.map(|owner| owner.uid.clone()),
                     status: object.status.clone(),
                 };
-                self.groups.insert(gang.name, group);
+                self.groups.insert(gang.name.clone(), group);
+                // It may need less than before.
+                self.note_bound(&gang.name);
             }
             Some(Event::PodApplied(pod)) => self.pod_applied(object, *pod),
             Some(Event::QueuePolicyApplied(policy)) => {
@@ -287,6 +291,7 @@ impl Facts {
             .collect();
         for gang in self.planned.remove(key).unwrap_or_default() {
             self.plans.remove(&gang);
+            self.plan_pods.remove(&gang);
             if !rooms.contains(&gang) {
                 self.rooms.removed(&gang);
             }
@@ -294,7 +299,11 @@ impl Facts {
         for plan in plans {
             self.planned.entry(key.clone()).or_default().insert(plan.gang.clone());
             match plan.purpose {
-                PlanPurpose::Bind => drop(self.plans.insert(plan.gang, plan.binding_deadline)),
+                PlanPurpose::Bind => {
+                    let pods = plan.pods.into_iter().map(|planned| planned.pod).collect();
+                    self.plan_pods.insert(plan.gang.clone(), pods);
+                    self.plans.insert(plan.gang, plan.binding_deadline);
+                }
                 PlanPurpose::MakeRoom => {
                     let gang_of = |uid: &PodUid| self.pods.get(uid).map(|pod| pod.gang.clone());
                     self.rooms.applied(plan, gang_of, self.now);
@@ -303,14 +312,20 @@ impl Facts {
         }
     }
 
-    /// Keeps in mind since when something of a gang is bound.
+    /// Keeps in mind since when something of a gang is bound, and since when all that it needs.
     fn note_bound(&mut self, gang: &GangName) {
         // One whose minimum has ended well goes on with what is left of it.
-        let counts = |pod: &PodFact| pod.is_live() || pod.phase == PodPhase::Succeeded;
-        if self.pods.values().any(|pod| pod.gang == *gang && counts(pod)) {
-            self.manners.bound_since.entry(gang.clone()).or_insert(self.now);
-        } else {
+        let counts =
+            |pod: &&PodFact| pod.gang == *gang && (pod.is_live() || pod.phase == PodPhase::Succeeded);
+        let tasks: Vec<&str> = self.pods.values().filter(counts).map(|pod| &*pod.task).collect();
+        if tasks.is_empty() {
             self.manners.bound_since.remove(gang);
+            self.manners.whole_since.remove(gang);
+            return;
+        }
+        self.manners.bound_since.entry(gang.clone()).or_insert(self.now);
+        if self.groups.get(gang).is_some_and(|group| group.need.is_met(tasks.iter().copied())) {
+            self.manners.whole_since.entry(gang.clone()).or_insert(self.now);
         }
     }
 

@@ -10,7 +10,7 @@ use phalanx_common::resources::Resources;
 use phalanx_common::units::{Millis, Time};
 use phalanx_core::Settings;
 use phalanx_core::action::Command;
-use phalanx_core::view::{GangView, QueueView, StateView};
+use phalanx_core::view::{GangView, PodView, QueueView, StateView};
 
 use crate::facts::Facts;
 use crate::world::World;
@@ -50,6 +50,11 @@ impl Rooms {
         }
         let since = self.stored.get(&plan.gang).map_or(now, |(_, since)| *since);
         self.stored.insert(plan.gang.clone(), (plan, since));
+    }
+
+    /// A plan of the gang is stored, or may be, as far as its leader says.
+    fn may_stand(&self, gang: &GangName) -> bool {
+        self.stored.contains_key(gang) || self.written.get(gang) > self.dropped.get(gang)
     }
 
     /// Plans of these gangs are not stored any more.
@@ -113,8 +118,7 @@ impl World {
 
     /// What is wrong with evicting these for a gang, by what the leader knows.
     fn why_wrong(&mut self, view: &StateView, plan: &GangPlan, new: &[&PodUid], now: Time) -> Option<String> {
-        let gang_of = |name: &GangName| view.gangs.iter().find(|gang| gang.name == *name);
-        let claimant = gang_of(&plan.gang)?;
+        let claimant = view.gangs.iter().find(|gang| gang.name == plan.gang)?;
         if self.facts.manners.never.contains(&plan.gang) {
             return Some("nothing is ever evicted for it".to_owned());
         }
@@ -130,7 +134,7 @@ impl World {
             let wrong = if is_same {
                 wrong_priority(&self.settings, claimant, victim)
             } else {
-                wrong_queue(&self.settings, view, claimant, victim)
+                wrong_queue(&self.settings, view, victim)
             };
             let wrong = wrong.or_else(|| self.facts.is_protected(uid, &victim.name, now));
             if let Some(wrong) = wrong {
@@ -143,8 +147,35 @@ impl World {
         if reclaims {
             self.log.count("room: reclaims");
         }
-        self.facts.over_budget(new).or_else(|| under_guarantee(view, claimant, new, &by_pod))
+        let units = units_of(plan, new, &claimant.queue, &by_pod);
+        self.facts.over_budget(new).or_else(|| TakenBack::new(&self.facts, view, claimant).wrong(&units))
     }
+}
+
+/// What goes as one: a gang as a whole, or one pod of it.
+type Unit<'v> = (&'v GangView, Vec<&'v PodView>);
+
+/// Those of other queues that a plan names anew. In which order they were chosen it does not say.
+fn units_of<'v>(
+    plan: &GangPlan,
+    new: &[&PodUid],
+    queue: &QueueName,
+    by_pod: &BTreeMap<&PodUid, &'v GangView>,
+) -> Vec<Unit<'v>> {
+    let mut units: Vec<Unit<'v>> = Vec::new();
+    let mut whole: BTreeMap<&GangName, Unit<'v>> = BTreeMap::new();
+    for victim in plan.victims.iter().filter(|victim| new.contains(&&victim.pod)) {
+        let Some(gang) = by_pod.get(&victim.pod).copied().filter(|gang| gang.queue != *queue) else {
+            continue;
+        };
+        let Some(pod) = gang.pods.iter().find(|pod| pod.uid == victim.pod) else { continue };
+        if victim.whole_gang {
+            whole.entry(&gang.name).or_insert((gang, Vec::new())).1.push(pod);
+        } else {
+            units.push((gang, vec![pod]));
+        }
+    }
+    units.into_iter().chain(whole.into_values()).collect()
 }
 
 fn wrong_priority(settings: &Settings, claimant: &GangView, victim: &GangView) -> Option<String> {
@@ -159,70 +190,126 @@ fn queue_of<'v>(view: &'v StateView, name: &QueueName) -> Option<&'v QueueView> 
     view.queues.iter().find(|queue| queue.name == *name)
 }
 
-/// The queue and those above it, without those that are above the other one too.
-fn chain<'v>(view: &'v StateView, name: &QueueName, other: &QueueName) -> Vec<&'v QueueView> {
-    let up = |name: &QueueName| {
-        std::iter::successors(queue_of(view, name), |queue| queue_of(view, queue.parent.as_ref()?))
-            .take(8)
-            .collect::<Vec<_>>()
-    };
-    let others: BTreeSet<&str> = up(other).into_iter().map(|queue| queue.name.as_str()).collect();
-    up(name).into_iter().filter(|queue| !others.contains(queue.name.as_str())).collect()
+/// The queue and those above it.
+fn up<'v>(view: &'v StateView, name: &QueueName) -> impl Iterator<Item = &'v QueueView> {
+    std::iter::successors(queue_of(view, name), |queue| queue_of(view, queue.parent.as_ref()?)).take(8)
 }
 
-fn wrong_queue(
-    settings: &Settings,
-    view: &StateView,
-    claimant: &GangView,
-    victim: &GangView,
-) -> Option<String> {
+/// The same without those that are above the other one too.
+fn chain<'v>(view: &'v StateView, name: &QueueName, other: &QueueName) -> Vec<&'v QueueView> {
+    let others: BTreeSet<&str> = up(view, other).map(|queue| queue.name.as_str()).collect();
+    up(view, name).filter(|queue| !others.contains(queue.name.as_str())).collect()
+}
+
+fn wrong_queue(settings: &Settings, view: &StateView, victim: &GangView) -> Option<String> {
     if !settings.reclaim {
         return Some("taking back is off".to_owned());
     }
     let queue = queue_of(view, &victim.queue)?;
-    if !queue.reclaimable {
-        return Some(format!("nothing may be taken back from its queue {}", queue.name));
-    }
-    let within = chain(view, &victim.queue, &claimant.queue).into_iter().find(|queue| {
-        // What is not named has no limit, or had none when it was last looked at.
-        queue
-            .allocated
-            .iter()
-            .all(|(name, has)| queue.share.get(name.as_str()).is_some_and(|share| has <= share))
-    });
-    within.map(|queue| {
-        format!("queue {} has {:?}, and is entitled to {:?}", queue.name, queue.allocated, queue.share)
-    })
+    let name = &queue.name;
+    (!queue.reclaimable).then(|| format!("nothing may be taken back from its queue {name}"))
 }
 
-/// No queue from which something is taken back comes below what is set aside for it.
-fn under_guarantee(
-    view: &StateView,
-    claimant: &GangView,
-    victims: &[&PodUid],
-    by_pod: &BTreeMap<&PodUid, &GangView>,
-) -> Option<String> {
-    let mut lost: BTreeMap<&str, Resources> = BTreeMap::new();
-    for uid in victims {
-        let Some(gang) = by_pod.get(uid).filter(|gang| gang.queue != claimant.queue) else { continue };
-        let Some(pod) = gang.pods.iter().find(|pod| pod.uid == **uid) else { continue };
-        for queue in chain(view, &gang.queue, &claimant.queue) {
-            lost.entry(queue.name.as_str()).or_default().add(&pod.request);
-        }
-    }
-    for (name, lost) in lost {
-        // One that contradicts itself is set aside, and nothing for it.
-        let mut queues = view.queues.iter().filter(|queue| queue.problem.is_none());
-        let Some(queue) = queues.find(|queue| queue.name.as_str() == name) else { continue };
-        for (resource, least) in queue.guarantee.iter() {
-            let has = queue.allocated.get(resource.as_str()).unwrap_or(0);
-            let left = has.saturating_sub(lost.get(resource.as_str()).unwrap_or(0));
-            if lost.get(resource.as_str()).unwrap_or(0) > 0 && left < least {
-                return Some(format!("queue {name} keeps {left} {resource} of the {least} set aside for it"));
+/// What a plan takes back from other queues, judged by the numbers that its leader shows.
+struct TakenBack<'v> {
+    view: &'v StateView,
+    claimant: &'v GangView,
+    /// What the claimant asks for: of nothing else a queue counts as above its share.
+    asked: BTreeSet<&'v str>,
+    /// What gangs may still get for which others go already: their queues count as having it.
+    coming: BTreeMap<&'v str, Resources>,
+}
+
+impl<'v> TakenBack<'v> {
+    fn new(facts: &Facts, view: &'v StateView, claimant: &'v GangView) -> Self {
+        let waits = |pod: &&PodView| pod.lease.is_none();
+        let requests = claimant.pods.iter().filter(waits).flat_map(|pod| pod.request.iter());
+        let asked = requests.filter(|(_, amount)| *amount > 0).map(|(name, _)| name.as_str()).collect();
+        let mut coming: BTreeMap<&str, Resources> = BTreeMap::new();
+        for gang in view.gangs.iter().filter(|gang| facts.rooms.may_stand(&gang.name)) {
+            for queue in up(view, &gang.queue) {
+                let coming = coming.entry(queue.name.as_str()).or_default();
+                gang.pods.iter().filter(waits).for_each(|pod| coming.add(&pod.request));
             }
         }
+        Self { view, claimant, asked, coming }
     }
-    None
+
+    /// No queue gives anything that has no more than its share of what is asked for, and none comes below what is set
+    /// aside for it.
+    fn wrong(self, units: &[Unit<'v>]) -> Option<String> {
+        // What each queue loses, unit by unit.
+        let mut lost: BTreeMap<&str, (&QueueView, Vec<Resources>)> = BTreeMap::new();
+        for (gang, pods) in units {
+            let mut sum = Resources::new();
+            pods.iter().for_each(|pod| sum.add(&pod.request));
+            for queue in chain(self.view, &gang.queue, &self.claimant.queue) {
+                lost.entry(queue.name.as_str()).or_insert((queue, Vec::new())).1.push(sum.clone());
+            }
+        }
+        lost.into_values().find_map(|(queue, lost)| {
+            self.within_share(queue, &lost).or_else(|| self.under_guarantee(queue, &lost))
+        })
+    }
+
+    /// What is left of what a queue has when these are lost.
+    fn left<'l>(&self, queue: &QueueView, lost: impl Iterator<Item = &'l Resources>, resource: &str) -> u64 {
+        let coming = self.coming.get(queue.name.as_str()).map_or(0, |coming| coming.amount(resource));
+        let lost: u64 = lost.map(|lost| lost.amount(resource)).sum();
+        (queue.allocated.amount(resource) + coming).saturating_sub(lost)
+    }
+
+    /// Whichever went last, the queue had no more than its share by then.
+    fn within_share(&self, queue: &QueueView, lost: &[Resources]) -> Option<String> {
+        // What is not known any more judges nobody: a snapshot forgets what can be worked out anew.
+        let are_known = self.view.queues.iter().any(|queue| !queue.share.is_empty());
+        let is_over = |resource: &str, last: usize| {
+            let before = lost.iter().enumerate().filter(|(at, _)| *at != last).map(|(_, lost)| lost);
+            self.left(queue, before, resource) > queue.share.amount(resource)
+        };
+        let limited = || self.asked.iter().filter(|resource| is_limited(self.view, queue, resource));
+        let is_right = (0..lost.len()).any(|last| limited().any(|resource| is_over(resource, last)));
+        (are_known && !is_right).then(|| {
+            format!(
+                "queue {} has {:?}, gives {lost:?}, and is entitled to {:?}",
+                queue.name, queue.allocated, queue.share
+            )
+        })
+    }
+
+    fn under_guarantee(&self, queue: &QueueView, lost: &[Resources]) -> Option<String> {
+        let least = guarantee_of(self.view, queue);
+        let is_lost = |resource: &str| lost.iter().any(|lost| lost.amount(resource) > 0);
+        let left = |resource: &str| self.left(queue, lost.iter(), resource);
+        let mut taken = least.iter().filter(|(name, _)| is_lost(name.as_str()));
+        let (resource, least) = taken.find(|(name, least)| left(name.as_str()) < *least)?;
+        let (name, left) = (&queue.name, left(resource.as_str()));
+        Some(format!("queue {name} keeps {left} {resource} of the {least} set aside for it"))
+    }
+}
+
+/// True where a queue is entitled to so much of a resource and no more; of what its share does not name then to nothing.
+/// One whose `deserved` names other resources alone has no limit of this one: it is never above it.
+fn is_limited(view: &StateView, queue: &QueueView, resource: &str) -> bool {
+    if !queue.deserved.is_empty() {
+        return queue.deserved.get(resource).is_some();
+    }
+    let parent = queue.parent.as_ref().and_then(|parent| queue_of(view, parent));
+    parent.is_none_or(|parent| is_limited(view, parent, resource))
+}
+
+/// What is set aside for a queue: its own guarantee, and at least those of the queues below it.
+fn guarantee_of(view: &StateView, queue: &QueueView) -> Resources {
+    let mut least = Resources::new();
+    for below in view.queues.iter().filter(|below| below.parent.as_ref() == Some(&queue.name)) {
+        least.add(&guarantee_of(view, below));
+    }
+    // One that contradicts itself is set aside, and nothing for it; of one that has a guarantee above all that there is
+    // nothing of this resource is, and GPUs are the only one that is guaranteed here.
+    if queue.problem.is_none() {
+        least.raise_to(&queue.guarantee);
+    }
+    least
 }
 
 /// What gangs, pods and their surroundings say of evictions, as the API has it.
@@ -240,6 +327,9 @@ pub struct Sayings {
     pub budget: Option<u32>,
     /// Since when some pod of a gang is bound.
     pub bound_since: BTreeMap<GangName, Time>,
+    /// Since when a gang has run: the pods that it needs were bound then for the first time since none was. It is there
+    /// before any coordinator knows of it, and before any pod starts.
+    pub whole_since: BTreeMap<GangName, Time>,
 }
 
 impl Facts {
@@ -252,11 +342,14 @@ impl Facts {
         if is_kept {
             return Some("it says that it is not preemptable".to_owned());
         }
-        let cooldown = of_gang.map_or(Millis(0), |policy| policy.cooldown_ms);
+        let pods = self.pods.iter().filter(|(_, pod)| pod.gang == *gang);
+        let of_pods = pods.filter_map(|(uid, _)| self.manners.pods.get(uid)).map(|policy| policy.cooldown_ms);
+        let cooldown = of_gang.map(|policy| policy.cooldown_ms).into_iter().chain(of_pods).max()?;
         let queue = self.groups.get(gang).map(|group| QueueName::from(group.queue.as_str()));
         let minimum = queue.and_then(|queue| self.manners.minimum_run.get(&queue)).copied();
         let least = cooldown.max(minimum.unwrap_or(Millis(0)));
-        let since = self.manners.bound_since.get(gang)?;
+        // Whoever has not heard that its minimum was raised takes it for whole before it is.
+        let since = self.manners.whole_since.get(gang).or_else(|| self.manners.bound_since.get(gang))?;
         let has_run = Millis(now.0.saturating_sub(since.0) + self.clock_slack_ms + LAG_MS.0);
         (has_run < least).then(|| format!("it has run for {has_run} at most, and may not go before {least}"))
     }

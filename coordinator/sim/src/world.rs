@@ -415,6 +415,8 @@ impl World {
 
     /// After a write: whoever follows the API is woken.
     pub(crate) fn api_changed(&mut self) {
+        // What they note with its time must not be of the last look.
+        self.facts.now = self.now;
         if self.api.tell(&mut self.facts) {
             self.is_changed = true;
             self.writes += 1;

@@ -141,9 +141,9 @@ const fn finder(bug: Bug) -> Finder {
         Bug::IgnoreForeignPlans => Finder::SeedsWith(&["heal", "leaks"], coordinators_that_take_over),
         Bug::EvictGrown => Finder::SeedsWith(&["eviction"], bindings_that_fail),
         Bug::FinalizeRunning => Finder::Seeds(&["ownership"]),
+        Bug::ReclaimWithinShare => Finder::Seeds(&["eviction"]),
         Bug::TimeoutIsDone => Finder::SeedsWith(&["ownership", "all_or_nothing"], an_api_that_is_slow),
         Bug::VictimUnderGuarantee
-        | Bug::ReclaimWithinShare
         | Bug::ReclaimAlways
         | Bug::MostUrgentFirst
         | Bug::EvictProtected

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use phalanx_common::ids::ActionId;
 use phalanx_core::action::{Action, Command};
+use tokio::time::Instant;
 
 use super::Worker;
 use crate::api::apply::MOST_CONFLICTS;

@@ -4,10 +4,11 @@
 //! them begins go with it.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use phalanx_common::ids::{ActionId, GangName, PodUid, QueueName};
 use phalanx_core::action::{Action, Command};
+use tokio::time::Instant;
 
 use crate::convert::plan;
 

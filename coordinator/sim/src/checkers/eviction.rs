@@ -28,6 +28,8 @@ struct Memory {
     /// The first binding deadline of its plan since there was none, and when it was last there.
     plan: Option<(Time, Time)>,
     has_plan: bool,
+    /// The pods that its last plan names.
+    planned: BTreeSet<PodUid>,
     /// Since when it has fewer pods than it needs, though something of it runs.
     below_since: Option<Time>,
     /// It goes as a whole for another one, as long as anything of it is bound.
@@ -55,6 +57,9 @@ impl Eviction {
             let memory = self.gangs.entry(name.clone()).or_default();
             let before = memory.plan.filter(|_| memory.has_plan);
             memory.plan = Some((before.map_or(*deadline, |(before, _)| before.min(*deadline)), facts.now));
+            if let Some(pods) = facts.plan_pods.get(name).filter(|pods| **pods != memory.planned) {
+                memory.planned.clone_from(pods);
+            }
         }
         for (name, memory) in &mut self.gangs {
             memory.has_plan = facts.plans.contains_key(name);
@@ -143,9 +148,11 @@ fn why_wrong(facts: &Facts, evicted: &Evicted, memory: &Memory) -> Option<String
     let counted = bound_before(facts, uid, pod);
     let is_whole = !memory.needs.is_empty()
         && memory.needs.keys().all(|need| need.is_met(counted.iter().map(|pod| &*pod.task)));
-    // What was bound to a gang that runs and has not started is rolled back as any other binding is.
+    // What joins a gang that runs, by a plan of its own, and has not started is rolled back as any other binding is: the
+    // gang loses nothing that it worked with.
     let has_started = facts.running.contains_key(uid) || pod.phase != PodPhase::Pending;
-    if is_whole && memory.has_run && has_started {
+    let joins = !has_started && memory.planned.contains(uid);
+    if is_whole && memory.has_run && !joins {
         return Some(format!("its gang {} is whole and runs", pod.gang));
     }
     let lag = Millis(SKEW_MS + facts.now.0 / DRIFT);
