@@ -178,6 +178,7 @@ impl Core {
             hold_failures: 0,
             hold_looked_with: 0,
             evict_failures: 0,
+            gave_up: None,
             running_since: None,
             preempted: None,
             written: None,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::gang::{GangSpec, PodPhase, PodSpec};
-use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
+use phalanx_common::ids::{GangName, LeaseId, NodeName, PodUid, QueueName};
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +79,9 @@ pub(crate) struct Gang {
     /// Plans for it in a row that evicted others and were dropped.
     #[serde(default)]
     pub(crate) evict_failures: u32,
+    /// Where a plan for it waited for a pod that did not end; until it runs.
+    #[serde(default)]
+    pub(crate) gave_up: Option<NodeName>,
     /// Since when it waits: for its start, or to start anew.
     #[serde(default)]
     pub(crate) waiting_since: Time,

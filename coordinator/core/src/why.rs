@@ -173,7 +173,7 @@ fn count_of(pods: &[Candidate]) -> u32 {
 /// How many of these pods, one after the other, ask for the same of something, and how much each does.
 pub(crate) fn by_size(pods: &[Candidate], key: ResourceKey) -> Vec<(u32, u64)> {
     let mut all: Vec<(u32, u64)> = Vec::new();
-    for asked in pods.iter().map(|pod| pod.need.amounts.get(key)) {
+    for asked in pods.iter().map(|pod| asked_of(&pod.need, key)) {
         match all.last_mut().filter(|(_, known)| *known == asked) {
             Some((count, _)) => *count += 1,
             None => all.push((1, asked)),
@@ -275,12 +275,45 @@ fn listed_by(cluster: &Cluster, resource: &str, need: &PodNeed) -> Option<Arc<st
     nodes.find(|node| lists(node)).map(|node| Arc::from(node.name.as_str()))
 }
 
+/// What a pod asks for; each takes one of a node's pods.
+fn asked_of(need: &PodNeed, key: ResourceKey) -> u64 {
+    if key == ResourceKey::Pods { 1 } else { need.amounts.get(key) }
+}
+
+/// What a node has of a resource when it is empty.
+fn capacity(node: &Node, key: ResourceKey) -> u64 {
+    match key {
+        ResourceKey::Pods => node.most_pods.unwrap_or(u64::MAX),
+        _ => node.capacity.get(key),
+    }
+}
+
 /// Free amount of a resource on a node.
 fn free(node: &Node, key: ResourceKey) -> u64 {
     match key {
         ResourceKey::Gpus => u64::from(node.free_mask.count_ones()),
-        _ => node.capacity.get(key).saturating_sub(node.used.amounts.get(key)),
+        ResourceKey::Pods => capacity(node, key).saturating_sub(node.used.pods),
+        _ => capacity(node, key).saturating_sub(node.used.amounts.get(key)),
     }
+}
+
+/// The resource that runs short: the one of which these nodes have enough for the fewest such pods, then on the fewest
+/// nodes.
+fn scarcest(open: &[&Node], required: &Required, need: &PodNeed) -> ResourceKey {
+    let alike = required.pods.iter().filter(|pod| *pod.need == *need).count() as u64;
+    let nodes_with = |key| open.iter().filter(|node| free(node, key) >= asked_of(need, key)).count();
+    let pods_by = |key| {
+        let by_node = open.iter().map(|node| free(node, key) / asked_of(need, key).max(1));
+        by_node.fold(0, u64::saturating_add).min(alike)
+    };
+    let rank = |key| match key {
+        ResourceKey::Gpus => 0,
+        ResourceKey::Pods => 2,
+        _ => 1,
+    };
+    let are_pods_counted = open.iter().all(|node| node.most_pods.is_some());
+    let keys = need.amounts.keys().chain(are_pods_counted.then_some(ResourceKey::Pods));
+    keys.min_by_key(|key| (pods_by(*key), nodes_with(*key), rank(*key))).unwrap_or(ResourceKey::Cpu)
 }
 
 /// True where a closed node would take the pod, were it open and rid of the promises it owes an answer.
@@ -303,11 +336,7 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         .map(|(_, node)| node)
         .filter(|node| node.shut().is_none() && could_serve(node, need))
         .collect();
-    // The scarcest resource is the one that fewest nodes have enough of.
-    let enough =
-        |key: ResourceKey| open.iter().filter(|node| free(node, key) >= need.amounts.get(key)).count();
-    let key = need.amounts.keys().min_by_key(|key| (enough(*key), *key != ResourceKey::Gpus));
-    let key = key.unwrap_or(ResourceKey::Cpu);
+    let key = scarcest(&open, required, need);
     let mut by_node: Vec<(&Node, u64)> = open.iter().map(|node| (*node, free(node, key))).collect();
     let free_total = by_node.iter().map(|(_, free)| *free).fold(0, u64::saturating_add);
     let largest = by_node.iter().map(|(_, free)| *free).max().unwrap_or(0);
@@ -325,14 +354,14 @@ fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &Pod
         by_node.sort_by(|(left, _), (right, _)| by_name(left, right));
     }
     let free_by_node =
-        by_node.into_iter().map(|(node, free)| (node.name.clone(), free, node.capacity.get(key))).collect();
+        by_node.into_iter().map(|(node, free)| (node.name.clone(), free, capacity(node, key))).collect();
     NoRoom {
         fit: count_of(&required.pods) - count_of(&missing),
         missing: by_size(&missing, key),
         minimum: required.minimum,
         pods: required.all,
         resource: Arc::from(cluster.resources.name(key)),
-        asked: need.amounts.get(key),
+        asked: asked_of(need, key),
         free_total,
         largest,
         free_by_node,
