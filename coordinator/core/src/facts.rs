@@ -181,6 +181,7 @@ impl Core {
             gave_up: None,
             running_since: None,
             preempted: None,
+            had_ended: false,
             written: None,
             stray_due: None,
             placing_since: None,

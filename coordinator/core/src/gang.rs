@@ -91,6 +91,9 @@ pub(crate) struct Gang {
     /// The gang that has its place, and since when; until it runs again.
     #[serde(default)]
     pub(crate) preempted: Option<(GangName, Time)>,
+    /// It was shown as completed when it was first heard of.
+    #[serde(default)]
+    pub(crate) had_ended: bool,
     /// The status written last.
     pub(crate) written: Option<GangStatus>,
     /// The API shows another one: then it is written again.
