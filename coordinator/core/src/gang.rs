@@ -110,6 +110,47 @@ pub(crate) struct Gang {
 }
 
 impl Gang {
+    /// One whose PodGroup was just heard of.
+    pub(crate) fn new(spec: GangSpec, order: OrderKey, min_amounts: Amounts, now: Time) -> Self {
+        Self {
+            min_amounts,
+            waiting_since: spec.created.min(now),
+            spec,
+            deleted: false,
+            order,
+            phase: Phase::Queued,
+            was_whole: false,
+            times: GangTimes::default(),
+            whole_minimum: 0,
+            whole_pods: 0,
+            reason: None,
+            charge: Amounts::default(),
+            wants: Amounts::default(),
+            leases: 0,
+            failures: (Time(0), 0),
+            pods_missing_since: None,
+            drops_in_row: 0,
+            refused: None,
+            not_before: Time(0),
+            evict_not_before: Time(0),
+            tried_with: None,
+            counted_as: None,
+            hold_not_before: Time(0),
+            hold_failures: 0,
+            hold_looked_with: 0,
+            evict_failures: 0,
+            gave_up: None,
+            running_since: None,
+            preempted: None,
+            had_ended: false,
+            written: None,
+            stray_due: None,
+            placing_since: None,
+            partial_since: None,
+            partial_told: Time(0),
+        }
+    }
+
     pub(crate) fn key(&self) -> GangKey {
         self.order.arrival
     }
