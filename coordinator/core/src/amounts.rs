@@ -7,7 +7,7 @@ use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, ResourceName, Resources
 use serde::{Deserialize, Serialize};
 
 /// Pods, as a resource of queues and nodes.
-const PODS: &str = "pods";
+pub(crate) const PODS: &str = "pods";
 
 /// Number of an interned resource name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

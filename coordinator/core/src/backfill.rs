@@ -449,18 +449,20 @@ impl Core {
             return Some(HoldCause::MakingRoom);
         }
         let hold = self.holds.get(&key)?;
-        Some(HoldCause::Waited { seconds: hold.after.0 / 1000, start: hold.start })
+        let start = hold.start.filter(|start| *start > self.now);
+        Some(HoldCause::Waited { seconds: hold.after.0 / 1000, start })
     }
 
-    /// When a gang that waits is expected to start, where that is known.
+    /// When a gang that waits is expected to start, where that is known and has not passed.
     pub(crate) fn expected_start(&self, key: GangKey) -> Option<Time> {
         let gang = self.gangs.gangs.get(&key)?;
         if !matches!(gang.phase, Phase::Queued | Phase::Admitted) {
             return None;
         }
-        match self.making_room(key) {
+        let expected = match self.making_room(key) {
             Some(Reason::MakingRoom(room)) => room.until,
             _ => self.holds.get(&key).and_then(|hold| hold.start),
-        }
+        };
+        expected.filter(|at| *at > self.now)
     }
 }

@@ -164,7 +164,11 @@ impl Core {
     ) -> NoEviction {
         let may = match why.cause {
             NoEvictionCause::Fit { .. } | NoEvictionCause::OverShare { .. } => lacks.is_empty(),
-            NoEvictionCause::NonPreempting | NoEvictionCause::Quota | NoEvictionCause::Protected => false,
+            NoEvictionCause::NonPreempting
+            | NoEvictionCause::Quota
+            | NoEvictionCause::AdmittedFirst { .. }
+            | NoEvictionCause::Protected
+            | NoEvictionCause::AboveMinimum => false,
         };
         if may {
             let all = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
@@ -198,7 +202,7 @@ impl Core {
             let cause = if lacks.is_empty() {
                 over_share.filter(|_| self.others_could_give(gang))
             } else {
-                self.is_used_by_more_urgent(gang).then_some(NoEvictionCause::Quota)
+                self.more_urgent(gang, lacks)
             };
             return Look { victims, tally, room: None, cause };
         }
@@ -350,7 +354,7 @@ impl Core {
         match self.evict_for(key, required, &lacks, now) {
             Ok(()) => Ok(Vec::new()),
             Err(why) => {
-                let is_of_quota = why.as_ref().is_some_and(|why| why.cause == NoEvictionCause::Quota);
+                let is_of_quota = why.as_ref().is_some_and(|why| why.cause.is_of_quota());
                 let short =
                     is_of_quota.then(|| self.short_with_evictions(key, required, &lacks, &reason, now));
                 let short = short.flatten();

@@ -6,14 +6,12 @@ use phalanx_common::gang::{GangSpec, PodRequest, PodSpec};
 use phalanx_common::ids::{GangName, PodUid, QueueName};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::queue::{PriorityClassSpec, QueuePolicySpec, QueueSpec};
-use phalanx_common::units::Time;
 use phalanx_common::wire::LeaseState;
 
 use crate::amounts::Amounts;
 use crate::claims::VolumeNeed;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, Pod};
-use crate::graces::GangTimes;
 use crate::phase::{BindState, Phase};
 use crate::place::PodNeed;
 use crate::turn::OrderKey;
@@ -147,45 +145,11 @@ impl Core {
             }
         }
         let key = self.next_arrival();
-        let order = self.order_of(&spec, key);
+        let (order, min_amounts) = (self.order_of(&spec, key), self.min_amounts(&spec));
         self.queues.ensure(&spec.queue).count(Phase::Queued.kind(), true);
         self.touched_queues.insert(spec.queue.clone());
         self.gangs.by_name.insert(spec.name.clone(), key);
-        let gang = Gang {
-            min_amounts: self.min_amounts(&spec),
-            waiting_since: spec.created.min(self.now),
-            spec,
-            deleted: false,
-            order,
-            phase: Phase::Queued,
-            was_whole: false,
-            times: GangTimes::default(),
-            whole_minimum: 0,
-            whole_pods: 0,
-            reason: None,
-            charge: Amounts::default(),
-            wants: Amounts::default(),
-            leases: 0,
-            failures: (Time(0), 0),
-            pods_missing_since: None,
-            drops_in_row: 0,
-            refused: None,
-            not_before: Time(0),
-            evict_not_before: Time(0),
-            tried_with: None,
-            counted_as: None,
-            hold_not_before: Time(0),
-            hold_failures: 0,
-            hold_looked_with: 0,
-            evict_failures: 0,
-            running_since: None,
-            preempted: None,
-            written: None,
-            stray_due: None,
-            placing_since: None,
-            partial_since: None,
-            partial_told: Time(0),
-        };
+        let gang = Gang::new(spec, order, min_amounts, self.now);
         let name = gang.spec.name.clone();
         self.gangs.gangs.insert(key, gang);
         self.join_group(key);

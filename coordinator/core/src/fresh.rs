@@ -9,8 +9,9 @@ use phalanx_common::wire::LeaseState;
 
 use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::Core;
+use crate::gang::GangKey;
 use crate::lease::Lease;
-use crate::reason::{ClaimProblem, Closed, Held, HeldFor, NoRoom, Reason, TERMINATING};
+use crate::reason::{ClaimProblem, Closed, Held, HeldFor, HoldCause, NoRoom, Reason, TERMINATING};
 
 /// Most holders named.
 const MOST_HELD: usize = 4;
@@ -19,22 +20,27 @@ const MOST_HELD: usize = 4;
 const MOST_HOLDS: usize = 8;
 
 impl Core {
-    /// The reason as it is at this moment.
-    pub(crate) fn freshen(&self, mut reason: Reason) -> Reason {
+    /// The reason of a gang as it is at this moment.
+    pub(crate) fn freshen(&self, key: GangKey, mut reason: Reason) -> Reason {
         match &mut reason {
+            Reason::MakingRoom(room) => match self.making_room(key) {
+                Some(now) => return now,
+                // It is told what others of its group wait for.
+                None => room.until = room.until.filter(|until| *until > self.now),
+            },
             Reason::NoRoom(room) => self.freshen_room(room),
             Reason::NodesClosed { nodes, room } => {
                 self.freshen_closed(nodes);
                 self.freshen_room(room);
             }
-            Reason::MorePodsWait { cause, .. } => **cause = self.freshen((**cause).clone()),
+            Reason::MorePodsWait { cause, .. } => **cause = self.freshen(key, (**cause).clone()),
             Reason::Together(together) => {
                 if let Some(cause) = together.cause_mut() {
-                    *cause = self.freshen(cause.clone());
+                    *cause = self.freshen(key, cause.clone());
                 }
             }
             Reason::Preempted(preempted) => {
-                preempted.cause = preempted.cause.take().map(|cause| self.freshen(cause));
+                preempted.cause = preempted.cause.take().map(|cause| self.freshen(key, cause));
             }
             Reason::Claim(held) => {
                 if let ClaimProblem::Binding { since, seconds } = &mut held.problem {
@@ -50,7 +56,15 @@ impl Core {
     /// wrong.
     pub(crate) fn with_holders(&self, mut reason: Reason) -> Reason {
         match &mut reason {
-            Reason::NoRoom(room) | Reason::NodesClosed { room, .. } => self.find_holders(room),
+            Reason::NoRoom(room) | Reason::NodesClosed { room, .. } => {
+                self.find_holders(room);
+                for held in &mut room.holds {
+                    if let HoldCause::Waited { start, .. } = &mut held.why {
+                        *start = None;
+                    }
+                }
+            }
+            Reason::MakingRoom(room) => (room.until, room.late) = (None, None),
             Reason::MorePodsWait { cause, .. } => **cause = self.with_holders((**cause).clone()),
             Reason::Together(together) => {
                 if let Some(cause) = together.cause_mut() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_common::gang::{GangSpec, PodPhase, PodSpec};
-use phalanx_common::ids::{GangName, LeaseId, PodUid, QueueName};
+use phalanx_common::ids::{GangName, LeaseId, NodeName, PodUid, QueueName};
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +79,9 @@ pub(crate) struct Gang {
     /// Plans for it in a row that evicted others and were dropped.
     #[serde(default)]
     pub(crate) evict_failures: u32,
+    /// Where a plan for it waited for a pod that did not end; until it runs.
+    #[serde(default)]
+    pub(crate) gave_up: Option<NodeName>,
     /// Since when it waits: for its start, or to start anew.
     #[serde(default)]
     pub(crate) waiting_since: Time,
@@ -88,6 +91,9 @@ pub(crate) struct Gang {
     /// The gang that has its place, and since when; until it runs again.
     #[serde(default)]
     pub(crate) preempted: Option<(GangName, Time)>,
+    /// It was shown as completed when it was first heard of.
+    #[serde(default)]
+    pub(crate) had_ended: bool,
     /// The status written last.
     pub(crate) written: Option<GangStatus>,
     /// The API shows another one: then it is written again.
@@ -104,6 +110,47 @@ pub(crate) struct Gang {
 }
 
 impl Gang {
+    /// One whose PodGroup was just heard of.
+    pub(crate) fn new(spec: GangSpec, order: OrderKey, min_amounts: Amounts, now: Time) -> Self {
+        Self {
+            min_amounts,
+            waiting_since: spec.created.min(now),
+            spec,
+            deleted: false,
+            order,
+            phase: Phase::Queued,
+            was_whole: false,
+            times: GangTimes::default(),
+            whole_minimum: 0,
+            whole_pods: 0,
+            reason: None,
+            charge: Amounts::default(),
+            wants: Amounts::default(),
+            leases: 0,
+            failures: (Time(0), 0),
+            pods_missing_since: None,
+            drops_in_row: 0,
+            refused: None,
+            not_before: Time(0),
+            evict_not_before: Time(0),
+            tried_with: None,
+            counted_as: None,
+            hold_not_before: Time(0),
+            hold_failures: 0,
+            hold_looked_with: 0,
+            evict_failures: 0,
+            gave_up: None,
+            running_since: None,
+            preempted: None,
+            had_ended: false,
+            written: None,
+            stray_due: None,
+            placing_since: None,
+            partial_since: None,
+            partial_told: Time(0),
+        }
+    }
+
     pub(crate) fn key(&self) -> GangKey {
         self.order.arrival
     }

@@ -5,13 +5,20 @@ use std::sync::Arc;
 
 use phalanx_common::ids::QueueName;
 use phalanx_common::planted::{self, Bug};
+use phalanx_common::units::Time;
 
 use crate::amounts::{Amounts, ResourceKey};
 use crate::core::Core;
 use crate::evictable::is_kept;
+use crate::eviction::Lack;
 use crate::gang::{Gang, GangKey};
 use crate::phase::PhaseKind;
 use crate::queue::{Queue, Queues};
+use crate::reason::NoEvictionCause;
+use crate::turn::OrderKey;
+
+/// Admitted gangs of a queue that are looked at for the one that has what another lacks.
+const MOST_ASKED: usize = 8;
 
 /// Queues above their share by the resources that are asked for, as of one state of the shares.
 #[derive(Clone, Debug, Default)]
@@ -181,11 +188,20 @@ impl Core {
         }
     }
 
-    /// What is more urgent than the gang, and might be evicted for what is more urgent still, runs in its queue.
-    pub(crate) fn is_used_by_more_urgent(&self, gang: &Gang) -> bool {
-        let priority = self.priority_of(&gang.spec).unwrap_or(0);
-        let queue = self.queues.get(&gang.spec.queue);
-        let highest = queue.and_then(|queue| queue.givers.last_key_value());
-        highest.is_some_and(|(highest, _)| *highest > priority)
+    /// What is more urgent than the gang uses the quota that it lacks: it is admitted and has no place yet; or it runs, and
+    /// might be evicted for what is more urgent still.
+    pub(crate) fn more_urgent(&self, gang: &Gang, lacks: &[Lack]) -> Option<NoEvictionCause> {
+        let queue = self.queues.get(&gang.spec.queue)?;
+        let own = gang.order.priority.0;
+        let first = OrderKey { is_fresh: false, ..OrderKey::new(own, Time(0), GangKey(0)) };
+        let before = queue.admitted.range(..first).rev().take(MOST_ASKED);
+        let mut before = before.filter_map(|(_, key)| self.gangs.gangs.get(key));
+        let uses = |other: &&Gang| lacks.iter().any(|(_, key, _)| other.charge.get(*key) > 0);
+        if let Some(other) = before.find(uses) {
+            let (gang, priority) = (other.spec.name.clone(), other.order.priority.0);
+            return Some(NoEvictionCause::AdmittedFirst { gang, priority, own });
+        }
+        let highest = queue.givers.last_key_value();
+        highest.filter(|(highest, _)| **highest > own).map(|_| NoEvictionCause::Quota)
     }
 }

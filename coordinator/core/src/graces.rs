@@ -253,7 +253,8 @@ impl Core {
     pub(crate) fn degraded_holder(&self, key: GangKey) -> Option<Arc<str>> {
         let gang = self.gangs.gangs.get(&key).filter(|gang| self.has_lost(gang))?;
         Self::below_since(gang)?;
-        let until = self.released_at(gang).map(|at| format!(" until {}", clock(at))).unwrap_or_default();
+        let until = self.released_at(gang).filter(|at| *at > self.now);
+        let until = until.map(|at| format!(" until {}", clock(at))).unwrap_or_default();
         Some(Arc::from(format!("degraded gang {}{until}", gang.spec.name.name)))
     }
 
@@ -269,14 +270,12 @@ impl Core {
             _ => None,
         };
         let (of, have, minimum) = self.what_is_lost(gang);
-        Some(Reason::Together(Box::new(Together::Degraded {
-            of,
-            have,
-            minimum,
-            since,
-            until: self.released_at(gang),
-            cause,
-        })))
+        // While more of it is being placed it gives nothing back before that has come to an end.
+        let until = self.released_at(gang).map(|at| match gang.phase.round() {
+            Some(round) if at <= self.now => round.deadline.max(self.now),
+            _ => at,
+        });
+        Some(Reason::Together(Box::new(Together::Degraded { of, have, minimum, since, until, cause })))
     }
 
     /// What a gang below its minimum has too few of, how many it has, and how many it needs.

@@ -12,18 +12,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Command};
 use crate::amounts::Amounts;
-use crate::cluster::{EarlyEnd, NodeIndex};
+use crate::cluster::EarlyEnd;
 use crate::core::{Core, Pending, Timer};
 use crate::event::Outcome;
 use crate::gang::{GangKey, Pod};
 use crate::phase::{Phase, PhaseKind};
-use crate::reason::{MakingRoom, Reason};
+use crate::reason::Reason;
 use crate::tree::Gone;
 
 mod begin;
-
-/// Nodes named in a reason.
-const NAMED: usize = 8;
+mod told;
 
 /// A gang whose plan was dropped is not planned again at once, and later and later.
 const FIRST_PAUSE: Millis = Millis::from_seconds(5);
@@ -344,16 +342,21 @@ impl Core {
     ) {
         let lease = victim.lease.and_then(|lease| self.leases.leases.get(&lease));
         let is_told = self.gangs.pods.get(uid).is_none_or(|pod| pod.spec.deleting);
-        let pod = &victim.name.name;
-        if let Some(node) = lease.map(|lease| lease.node).filter(|_| is_told) {
+        let why = format!("{} did not end in time", victim.name.name);
+        let node = lease.map(|lease| lease.node).filter(|_| is_told);
+        if let Some(node) = node {
             let until = now + SUSPECT_FOR;
-            self.cluster.close_until(node, &format!("{pod} did not end in time"), until, EarlyEnd::Release);
+            self.cluster.close_until(node, &why, until, EarlyEnd::Release);
             self.timers.insert((until, Timer::Quarantine(node)));
         }
-        self.drop_room(key, &format!("{pod} did not end in time"), now, actions);
-        if let Some(gang) = self.gangs.gangs.get_mut(&key).filter(|_| is_told) {
-            // The next plan leaves that node out: there is nothing to wait for.
-            gang.evict_not_before = now;
+        self.drop_room(key, &why, now, actions);
+        let node = node.map(|node| self.cluster.node(node).name.clone());
+        if let Some(gang) = self.gangs.gangs.get_mut(&key) {
+            gang.gave_up = node;
+            if is_told {
+                // The next plan leaves that node out: there is nothing to wait for.
+                gang.evict_not_before = now;
+            }
         }
     }
 
@@ -435,22 +438,6 @@ impl Core {
             room.failed = Some(Arc::from(format!("it does not fit though its victims are gone: {reason}")));
             self.touched.insert(key);
         }
-    }
-
-    /// What it waits for, while others are evicted for it.
-    pub(crate) fn making_room(&self, key: GangKey) -> Option<Reason> {
-        let room = self.rooms.get(&key)?;
-        let leases = room.victims.values().filter_map(|victim| self.leases.leases.get(&victim.lease?));
-        let nodes: BTreeSet<NodeIndex> = leases.map(|lease| lease.node).collect();
-        let nodes = nodes.into_iter().take(NAMED).map(|node| self.cluster.node(node).name.clone());
-        let timeout = self.settings.victim_timeout_ms;
-        let ends =
-            room.victims.values().map(|victim| Some(Time(victim.gone_by?.0.saturating_sub(timeout.0))));
-        Some(Reason::MakingRoom(Box::new(MakingRoom {
-            victims: u32::try_from(room.victims.len()).unwrap_or(u32::MAX),
-            nodes: nodes.collect(),
-            until: ends.collect::<Option<Vec<Time>>>().and_then(|ends| ends.into_iter().max()),
-        })))
     }
 
     /// A plan of an earlier leader that evicts others is gone on with: what it holds is held again, and nobody else is

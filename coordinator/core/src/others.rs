@@ -333,10 +333,12 @@ impl Core {
     /// Who of others holds a resource on a node, by scheduler.
     pub(crate) fn other_holders(&self, node: NodeIndex, key: ResourceKey) -> Vec<OtherHolder> {
         let mut held: BTreeMap<&Arc<str>, (u32, u64)> = BTreeMap::new();
-        for usage in self.others.on(node).filter(|usage| usage.amounts.get(key) > 0) {
-            let (pods, amount) = held.entry(&usage.scheduler).or_default();
-            *pods += 1;
-            *amount = amount.saturating_add(usage.amounts.get(key));
+        for usage in self.others.on(node) {
+            let holds = usage.amounts.of_pod().get(key);
+            if holds > 0 {
+                let (pods, amount) = held.entry(&usage.scheduler).or_default();
+                (*pods, *amount) = (*pods + 1, amount.saturating_add(holds));
+            }
         }
         let holder = |(scheduler, (pods, amount)): (&Arc<str>, (u32, u64))| OtherHolder {
             node: self.cluster.node(node).name.clone(),

@@ -402,10 +402,6 @@ impl Core {
         Some(Held::ByRoom(Required { pods, minimum, all: minimum, is_fixed: false }, shortfall))
     }
 
-    pub(crate) fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
-        self.set_reason(key, cause.map(|cause| Reason::MorePodsWait { waiting, cause: Box::new(cause) }));
-    }
-
     /// Plans single pods of a gang that runs.
     fn place_more(&self, key: GangKey, failed: &Failed, now: Time) -> More {
         let shape = self.shape(key);

@@ -20,7 +20,9 @@ mod unsuited;
 
 pub use claims::{ClaimHeld, ClaimProblem};
 pub(crate) use clock::clock;
-pub use eviction::{HeldFor, HoldCause, MakingRoom, NoEviction, NoEvictionCause, Preempted, Spared};
+pub use eviction::{
+    HeldFor, HoldCause, LateVictim, MakingRoom, NoEviction, NoEvictionCause, Preempted, Spared,
+};
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use queue::QueueHeld;
@@ -171,6 +173,9 @@ pub enum Reason {
     },
     /// It runs, and more of its pods wait for a place.
     MorePodsWait {
+        /// Pods that it has, those that have ended well included, and its minimum; `None` where that is not met.
+        #[serde(default)]
+        met: Option<(u32, u32)>,
         /// Pods that wait.
         waiting: u32,
         /// Why the first of them does.
@@ -205,18 +210,6 @@ impl Reason {
             Self::QuotaUsed { queue, resource, .. } => Some((queue, resource)),
             Self::Queue(held) => held.ceiling(),
             _ => None,
-        }
-    }
-
-    /// Says why nobody is evicted for it, where it waits for quota.
-    pub(crate) fn set_eviction(&mut self, why: Option<NoEviction>) {
-        let of_queue = match self {
-            Self::QuotaUsed { eviction, .. } => Some(eviction),
-            Self::Queue(held) => held.eviction_mut(),
-            _ => None,
-        };
-        if let Some(eviction) = of_queue {
-            *eviction = why.map(Box::new);
         }
     }
 
@@ -484,11 +477,13 @@ impl fmt::Display for Reason {
                     name_closed(nodes)
                 )
             }
-            Self::MorePodsWait { waiting: 1, cause } => {
-                write!(formatter, "it runs; 1 more pod waits for a place: {cause}")
-            }
-            Self::MorePodsWait { waiting, cause } => {
-                write!(formatter, "it runs; {waiting} more pods wait for a place: {cause}")
+            Self::MorePodsWait { met, waiting, cause } => {
+                match met {
+                    Some((have, minimum)) => write!(formatter, "minimum met ({have} of {minimum}); ")?,
+                    None => formatter.write_str("it runs; ")?,
+                }
+                let wait = if *waiting == 1 { "waits" } else { "wait" };
+                write!(formatter, "{} {wait} for a place: {cause}", pods(*waiting, "more "))
             }
             Self::Together(together) => together.fmt(formatter),
             Self::MakingRoom(room) => room.fmt(formatter),

@@ -15,7 +15,7 @@ use crate::action::Action;
 use crate::amounts::Amounts;
 use crate::cluster::{NodeIndex, Taken};
 use crate::core::{Core, Pending, Timer};
-use crate::gang::GangKey;
+use crate::gang::{Gang, GangKey};
 use crate::lease::{Lease, devices, exactness};
 use crate::phase::{BindState, Member, Phase, Round, Step};
 use crate::tree::Gone;
@@ -57,7 +57,23 @@ impl Core {
         for (node, reports) in std::mem::take(&mut self.reports) {
             self.reconcile(node, reports, actions);
         }
+        self.find_ended();
         self.touched.extend(self.gangs.gangs.keys().copied());
+    }
+
+    /// A gang that has ended stays so where its pods were deleted since: it waits for none, and is charged nothing.
+    fn find_ended(&mut self) {
+        let has_ended = |gang: &Gang| {
+            gang.had_ended
+                && matches!(gang.phase, Phase::Queued)
+                && self.gangs.tally(&gang.spec.name).all == 0
+        };
+        let ended: Vec<GangKey> =
+            self.gangs.gangs.iter().filter(|(_, gang)| has_ended(gang)).map(|(key, _)| *key).collect();
+        for key in ended {
+            self.set_waiting(key, false);
+            self.set_phase(key, Phase::Finished);
+        }
     }
 
     /// The gang of this name, where its PodGroup is this very one.

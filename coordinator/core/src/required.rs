@@ -1,6 +1,7 @@
 //! What of a gang must be placed together, and how it wants to be placed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
@@ -63,8 +64,9 @@ impl Core {
         Some(Candidate { pod: uid.clone(), task: pod.spec.task.clone(), need: pod.need.clone() })
     }
 
-    /// The pods that must be placed together: each task's minimum, filled up to minMember, and beyond until they are as
-    /// much as `minResources` says, or all there are. Of a gang with sub-groups whole parts.
+    /// The pods that must be placed together: each task's minimum, or where those do not count one of each, filled up to
+    /// minMember, and beyond until they are as much as `minResources` says, or all there are. Of a gang with sub-groups
+    /// whole parts.
     pub(crate) fn required(&self, gang: &Gang) -> Required {
         let all = self.gangs.pods_of.get(&gang.spec.name).map_or(0, BTreeSet::len);
         let all = u32::try_from(all).unwrap_or(u32::MAX);
@@ -80,7 +82,33 @@ impl Core {
         if candidates.len() <= wanted {
             return Required { pods: candidates, minimum, all, is_fixed: false };
         }
-        let mut left = task_minima(gang, self.now);
+        let minima = task_minima(gang, self.now);
+        let each = first_of_tasks(gang, minimum);
+        // With one of each task it may take more pods to have its `minResources`, which are those of others.
+        let tries = if minima.is_empty() { vec![each, BTreeMap::new()] } else { vec![minima] };
+        let (mut first, mut is_fixed) = (Vec::new(), false);
+        for left in tries {
+            let (chosen, above) = self.choose(gang, &candidates, left, wanted);
+            first = chosen;
+            // A gang of which something has ended well had what it needed: the rest goes on with its minimum.
+            is_fixed = ended == 0 && reach(&mut first, above, gang.min_resources(self.now));
+            if !is_fixed {
+                break;
+            }
+        }
+        let minimum =
+            if is_fixed { minimum.max(u32::try_from(first.len()).unwrap_or(u32::MAX)) } else { minimum };
+        Required { pods: first, minimum, all, is_fixed }
+    }
+
+    /// So many of these pods, first those of which so many more are needed by task, and all others.
+    fn choose(
+        &self,
+        gang: &Gang,
+        candidates: &[Candidate],
+        mut left: BTreeMap<&Arc<str>, u32>,
+        wanted: usize,
+    ) -> (Vec<Candidate>, Vec<Vec<Candidate>>) {
         for (_, pod) in self.gangs.pods_of(&gang.spec.name) {
             if let Some(count) = left.get_mut(&pod.spec.task).filter(|_| pod.ended_well()) {
                 *count = count.saturating_sub(1);
@@ -91,20 +119,15 @@ impl Core {
             match left.get_mut(&candidate.task) {
                 Some(count) if *count > 0 => {
                     *count -= 1;
-                    first.push(candidate);
+                    first.push(candidate.clone());
                 }
-                _ => rest.push(candidate),
+                _ => rest.push(candidate.clone()),
             }
         }
         let more = wanted.saturating_sub(first.len()).min(rest.len());
         let above = rest.split_off(more);
         first.extend(rest);
-        let above = above.into_iter().map(|candidate| vec![candidate]).collect();
-        // A gang of which something has ended well had what it needed: the rest goes on with its minimum.
-        let is_fixed = ended == 0 && reach(&mut first, above, gang.min_resources(self.now));
-        let minimum =
-            if is_fixed { minimum.max(u32::try_from(first.len()).unwrap_or(u32::MAX)) } else { minimum };
-        Required { pods: first, minimum, all, is_fixed }
+        (first, above.into_iter().map(|candidate| vec![candidate]).collect())
     }
 
     /// How a gang wants its pods placed, with the models that its tasks run on already.
@@ -124,4 +147,12 @@ impl Core {
         }
         shape
     }
+}
+
+/// One of each task that has a minimum, for a gang whose minMember covers their sum not, but so many. Workers without
+/// their master, or a master without workers, would be of no use.
+fn first_of_tasks(gang: &Gang, minimum: u32) -> BTreeMap<&Arc<str>, u32> {
+    let tasks = gang.spec.min_task_member.iter().filter(|(_, minimum)| **minimum > 0);
+    let tasks: BTreeMap<&Arc<str>, u32> = tasks.map(|(task, _)| (task, 1)).collect();
+    if tasks.len() > minimum as usize { BTreeMap::new() } else { tasks }
 }

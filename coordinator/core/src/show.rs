@@ -79,11 +79,13 @@ impl Core {
             minimum: gang.minimum(self.now),
             created: gang.spec.created,
             pods: pods.into_iter().map(|pod| self.pod_view(pod)).collect(),
-            reason: self.reason_of(gang).map(|reason| self.freshen(reason)).map(|reason| ReasonView {
-                code: Arc::from(reason.code()),
-                text: reason.to_string(),
-                fix: reason.fix(),
-                reason,
+            reason: self.reason_of(gang).map(|reason| self.freshen(gang.key(), reason)).map(|reason| {
+                ReasonView {
+                    code: Arc::from(reason.code()),
+                    text: reason.to_string(),
+                    fix: reason.fix(),
+                    reason,
+                }
             }),
         }
     }
@@ -123,9 +125,7 @@ impl Core {
                     refused.map(|text| format!("; {text}")).unwrap_or_default()
                 ))
             }
-            PhaseKind::Running => {
-                gang.reason.clone().filter(|reason| matches!(reason, Reason::MorePodsWait { .. }))
-            }
+            PhaseKind::Running => self.more_wait(gang),
             PhaseKind::Finished => None,
             PhaseKind::Evicting if gang.preempted.is_some() => gang
                 .preempted
@@ -140,6 +140,15 @@ impl Core {
                 _ => None,
             },
         }
+    }
+
+    /// Why more pods of a gang that runs wait. Its numbers of this moment, which change while nobody tries those again.
+    fn more_wait(&self, gang: &Gang) -> Option<Reason> {
+        let mut reason = gang.reason.clone()?;
+        let Reason::MorePodsWait { met, .. } = &mut reason else { return None };
+        let tally = self.gangs.tally(&gang.spec.name);
+        *met = (!gang.is_made_up()).then(|| (tally.live + tally.succeeded, gang.minimum(self.now)));
+        Some(reason)
     }
 
     fn pod_view(&self, pod: &Pod) -> PodView {

@@ -31,9 +31,20 @@ impl Core {
     /// A PodGroup is there, or changed, and shows this status.
     pub(crate) fn gang_applied(&mut self, mut spec: GangSpec, now: Time) {
         let (name, shown) = (spec.name.clone(), spec.shown.take());
+        let is_new = self.gangs.key(&name).is_none();
         self.apply_gang(spec);
-        if let Some(shown) = shown {
-            self.gang_shown(&name, &shown, now);
+        let Some(shown) = shown else { return };
+        if is_new {
+            self.note_ended(&name, &shown);
+        }
+        self.gang_shown(&name, &shown, now);
+    }
+
+    /// An earlier leader saw all of it end. Once its pods are gone nothing but its status says so.
+    fn note_ended(&mut self, name: &GangName, shown: &ShownGang) {
+        let has_ended = &*shown.phase == GangPhase::Completed.as_str();
+        if let Some(gang) = self.gangs.key(name).and_then(|key| self.gangs.gangs.get_mut(&key)) {
+            gang.had_ended = has_ended;
         }
     }
 

@@ -373,6 +373,18 @@ impl Core {
         }
     }
 
+    /// More pods of a gang wait, for this.
+    pub(crate) fn set_waiting_reason(&mut self, key: GangKey, waiting: u32, cause: Option<Reason>) {
+        let kind = self.gangs.gangs.get(&key).map(|gang| gang.phase.kind());
+        let evicts = self.settings.preempt || self.settings.reclaim;
+        let cause = cause.map(|cause| match kind {
+            Some(PhaseKind::Running) if evicts => cause.above_minimum(),
+            _ => cause,
+        });
+        let reason = |cause| Reason::MorePodsWait { met: None, waiting, cause: Box::new(cause) };
+        self.set_reason(key, cause.map(reason));
+    }
+
     /// It is known now whether the gang can run at all, with what is there.
     fn note_tried(&mut self, key: GangKey) {
         let can_run = |gang: &Gang| !gang.reason.as_ref().is_some_and(Reason::is_lasting);

@@ -38,7 +38,7 @@ impl Gang {
         match after {
             PhaseKind::Running => {
                 self.was_whole = true;
-                self.preempted = None;
+                (self.preempted, self.gave_up) = (None, None);
                 self.running_since.get_or_insert(now);
             }
             PhaseKind::Queued | PhaseKind::Admitted | PhaseKind::Reserving | PhaseKind::Finished => {

@@ -215,7 +215,7 @@ fn count_of(pods: &[Candidate]) -> u32 {
 /// How many of these pods, one after the other, ask for the same of something, and how much each does.
 pub(crate) fn by_size(pods: &[Candidate], key: ResourceKey) -> Vec<(u32, u64)> {
     let mut all: Vec<(u32, u64)> = Vec::new();
-    for asked in pods.iter().map(|pod| pod.need.amounts.get(key)) {
+    for asked in pods.iter().map(|pod| asked_of(&pod.need, key)) {
         match all.last_mut().filter(|(_, known)| *known == asked) {
             Some((count, _)) => *count += 1,
             None => all.push((1, asked)),
@@ -317,12 +317,49 @@ fn listed_by(cluster: &Cluster, resource: &str, need: &PodNeed) -> Option<Arc<st
     nodes.find(|node| lists(node)).map(|node| Arc::from(node.name.as_str()))
 }
 
+/// What a pod asks for; each takes one of a node's pods.
+fn asked_of(need: &PodNeed, key: ResourceKey) -> u64 {
+    if key == ResourceKey::Pods { 1 } else { need.amounts.get(key) }
+}
+
+/// What a node has of a resource when it is empty.
+fn capacity(node: &Node, key: ResourceKey) -> u64 {
+    match key {
+        ResourceKey::Pods => node.most_pods.unwrap_or(u64::MAX),
+        _ => node.capacity.get(key),
+    }
+}
+
 /// Free amount of a resource on a node.
 fn free(node: &Node, key: ResourceKey) -> u64 {
     match key {
         ResourceKey::Gpus => u64::from(node.free_mask.count_ones()),
-        _ => node.capacity.get(key).saturating_sub(node.used.amounts.get(key)),
+        ResourceKey::Pods => capacity(node, key).saturating_sub(node.used.pods),
+        _ => capacity(node, key).saturating_sub(node.used.amounts.get(key)),
     }
+}
+
+/// The resource that runs short: the one of which these nodes have enough for the fewest such pods, then on the fewest
+/// nodes.
+fn scarcest(open: &[&Kind<'_>], required: &Required, need: &PodNeed) -> ResourceKey {
+    let alike = required.pods.iter().filter(|pod| *pod.need == *need).count() as u64;
+    let nodes_with = |key| {
+        let have = open.iter().filter(|kind| free(kind.node, key) >= asked_of(need, key));
+        have.map(|kind| kind.count()).sum::<usize>()
+    };
+    let pods_by = |key| {
+        let of_node = |kind: &Kind<'_>| free(kind.node, key) / asked_of(need, key).max(1);
+        let by_kind = open.iter().map(|kind| of_node(kind).saturating_mul(kind.count() as u64));
+        by_kind.fold(0, u64::saturating_add).min(alike)
+    };
+    let rank = |key| match key {
+        ResourceKey::Gpus => 0,
+        ResourceKey::Pods => 2,
+        _ => 1,
+    };
+    let are_pods_counted = open.iter().all(|kind| kind.node.most_pods.is_some());
+    let keys = need.amounts.keys().chain(are_pods_counted.then_some(ResourceKey::Pods));
+    keys.min_by_key(|key| (pods_by(*key), nodes_with(*key), rank(*key))).unwrap_or(ResourceKey::Cpu)
 }
 
 /// True where a closed node would take the pod, were it open and rid of the promises it owes an answer.
@@ -366,13 +403,7 @@ fn no_room(
     let missing = left_over(cluster, Overlay::default(), shape, &required.pods);
     let open = kinds.iter().filter(|kind| kind.node.shut().is_none() && could_serve(kind.node, need));
     let open: Vec<&Kind<'_>> = open.collect();
-    // The scarcest resource is the one that fewest nodes have enough of.
-    let enough = |key: ResourceKey| {
-        let have = open.iter().filter(|kind| free(kind.node, key) >= need.amounts.get(key));
-        have.map(|kind| kind.count()).sum::<usize>()
-    };
-    let key = need.amounts.keys().min_by_key(|key| (enough(*key), *key != ResourceKey::Gpus));
-    let key = key.unwrap_or(ResourceKey::Cpu);
+    let key = scarcest(&open, required, need);
     let of_kind = |kind: &&Kind<'_>| free(kind.node, key).saturating_mul(kind.count() as u64);
     let free_total = open.iter().map(of_kind).fold(0, u64::saturating_add);
     let largest = open.iter().map(|kind| free(kind.node, key)).max().unwrap_or(0);
@@ -382,7 +413,7 @@ fn no_room(
         minimum: required.minimum,
         pods: required.all,
         resource: Arc::from(cluster.resources.name(key)),
-        asked: need.amounts.get(key),
+        asked: asked_of(need, key),
         free_total,
         largest,
         free_by_node: free_by_node(&open, key),
@@ -422,7 +453,7 @@ fn free_by_node(open: &[&Kind<'_>], key: ResourceKey) -> Vec<(NodeName, u64, u64
     } else {
         by_node.sort_by(|(left, _), (right, _)| by_name(left, right));
     }
-    by_node.into_iter().map(|(node, free)| (node.name.clone(), free, node.capacity.get(key))).collect()
+    by_node.into_iter().map(|(node, free)| (node.name.clone(), free, capacity(node, key))).collect()
 }
 
 /// What a node has left of everything.

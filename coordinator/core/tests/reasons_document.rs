@@ -83,31 +83,32 @@ variants!(claim_name, CLAIMS, ClaimProblem:
 variants!(queue_name, QUEUES, QueueHeld:
     AncestorUsed AboveAncestor SetAside NotLeaf AncestorClosed NotAllowed Guaranteed Behind);
 variants!(hold_name, HOLDS, HoldCause: MakingRoom Waited);
-variants!(eviction_name, EVICTIONS, NoEvictionCause: NonPreempting OverShare Quota Fit Protected);
+variants!(eviction_name, EVICTIONS, NoEvictionCause: NonPreempting OverShare Quota AdmittedFirst Fit Protected AboveMinimum);
 variants!(spared_name, SPARED, Spared: Budget Until);
 variants!(together_name, TOGETHER, Together:
     GroupIncomplete GroupHeld GroupDoesNotFit GroupOfQueues TooFewParts Degraded);
 
 /// The variants that a reason is an example of: its own, and those of what it holds.
 fn names(reason: &Reason) -> Vec<&'static str> {
-    let mut names = vec![reason_name(reason)];
+    let mut found = vec![reason_name(reason)];
     let mut eviction = None;
     match reason {
-        Reason::Claim(held) => names.push(claim_name(&held.problem)),
-        Reason::Together(together) => names.push(together_name(together)),
-        Reason::Queue(held) => names.push(queue_name(held)),
+        Reason::Claim(held) => found.push(claim_name(&held.problem)),
+        Reason::Together(together) => found.push(together_name(together)),
+        Reason::Queue(held) => found.push(queue_name(held)),
         Reason::QuotaUsed { eviction: of_quota, .. } => eviction = of_quota.as_ref(),
+        Reason::MorePodsWait { cause, .. } => found.extend(names(cause)),
         Reason::NoRoom(room) => {
-            names.extend(room.holds.iter().map(|held| hold_name(&held.why)));
+            found.extend(room.holds.iter().map(|held| hold_name(&held.why)));
             eviction = room.eviction.as_ref();
         }
         _ => {}
     }
     if let Some(eviction) = eviction {
-        names.push(eviction_name(&eviction.cause));
-        names.extend(eviction.spared.iter().map(spared_name));
+        found.push(eviction_name(&eviction.cause));
+        found.extend(eviction.spared.iter().map(spared_name));
     }
-    names
+    found
 }
 
 #[test]

@@ -17,8 +17,23 @@ pub struct MakingRoom {
     pub victims: u32,
     /// The nodes that they are on; at most 8.
     pub nodes: Vec<NodeName>,
-    /// When the last of them is gone at the latest; `None` until that is known.
+    /// When the last of them is gone at the latest; `None` until that is known, and once it has passed.
     pub until: Option<Time>,
+    /// One that should be gone by now.
+    #[serde(default)]
+    pub late: Option<LateVictim>,
+    /// Where a plan before this one came to nothing, and why.
+    #[serde(default)]
+    pub gave_up: Option<Arc<str>>,
+}
+
+/// A pod that was told to go and is still there after its grace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LateVictim {
+    /// The pod.
+    pub pod: Arc<str>,
+    /// When another plan is made without it.
+    pub given_up: Option<Time>,
 }
 
 /// A gang was evicted for another one and waits.
@@ -102,6 +117,15 @@ pub enum NoEvictionCause {
     },
     /// Not enough could go for its quota.
     Quota,
+    /// The same, where one of those has no place yet: it is admitted before this one.
+    AdmittedFirst {
+        /// That gang.
+        gang: GangName,
+        /// Its priority.
+        priority: i32,
+        /// That of the one that waits.
+        own: i32,
+    },
     /// Too few pods would fit, whoever may go.
     Fit {
         /// Pods that would fit.
@@ -117,6 +141,15 @@ pub enum NoEvictionCause {
     },
     /// All that could go is protected.
     Protected,
+    /// Its gang has its minimum without it.
+    AboveMinimum,
+}
+
+impl NoEvictionCause {
+    /// It is about who has the quota.
+    pub(crate) const fn is_of_quota(&self) -> bool {
+        matches!(self, Self::Quota | Self::AdmittedFirst { .. })
+    }
 }
 
 /// Somebody who could have gone and is protected.
@@ -144,11 +177,45 @@ pub enum Spared {
     },
 }
 
+impl Reason {
+    /// Says why nobody is evicted for it, where it waits for quota.
+    pub(crate) fn set_eviction(&mut self, why: Option<NoEviction>) {
+        let of_queue = match self {
+            Self::QuotaUsed { eviction, .. } => Some(eviction),
+            Self::Queue(held) => held.eviction_mut(),
+            _ => None,
+        };
+        if let Some(eviction) = of_queue {
+            *eviction = why.map(Box::new);
+        }
+    }
+
+    /// The same for pods above the minimum of a gang that runs: nobody is evicted for those.
+    pub(crate) fn above_minimum(mut self) -> Self {
+        let why = NoEviction::of(NoEvictionCause::AboveMinimum);
+        match &mut self {
+            Self::NoRoom(room) => room.eviction = Some(Box::new(why)),
+            other => other.set_eviction(Some(why)),
+        }
+        self
+    }
+}
+
 impl fmt::Display for MakingRoom {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes = self.nodes.iter().map(NodeName::to_string).collect::<Vec<_>>().join(", ");
         write!(formatter, "waiting for {} to end on {nodes}", pods(self.victims, "evicted "))?;
-        self.until.map_or(Ok(()), |until| write!(formatter, ", until {} at most", clock(until)))
+        match &self.late {
+            Some(late) => {
+                write!(formatter, "; {} should be gone by now", late.pod)?;
+                let then = late.given_up.map(|at| format!(", and is given up at {}", clock(at)));
+                formatter.write_str(&then.unwrap_or_default())?;
+            }
+            None => {
+                self.until.map_or(Ok(()), |until| write!(formatter, ", until {} at most", clock(until)))?
+            }
+        }
+        self.gave_up.as_ref().map_or(Ok(()), |gave_up| write!(formatter, "; {gave_up}"))
     }
 }
 
@@ -192,7 +259,13 @@ impl fmt::Display for NoEviction {
             NoEvictionCause::Quota => {
                 formatter.write_str("it is used by higher priority")?;
             }
+            NoEvictionCause::AdmittedFirst { gang, priority, own } => {
+                write!(formatter, "admission went to {} (priority {priority} > {own})", gang.name)?;
+            }
             NoEvictionCause::Protected => formatter.write_str("preemption does not help yet")?,
+            NoEvictionCause::AboveMinimum => {
+                formatter.write_str("pods above the minimum use what is idle only")?
+            }
             NoEvictionCause::Fit { fit, minimum, best, asked, kept_from } => {
                 if *minimum > 1 {
                     write!(formatter, "only {fit} of {minimum} pods would fit after preemption")?;

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, NodeName, QueueName};
-use phalanx_common::resources::{NVIDIA_GPU, format_amount};
+use phalanx_common::resources::format_amount;
 use serde::{Deserialize, Serialize};
 
-use super::NoEviction;
+use super::{NoEviction, amount_of};
 use crate::queues::{QueueProblem, ROOT};
 
 /// What about its queue, beside that queue's own ceiling, keeps a gang waiting.
@@ -175,7 +175,7 @@ impl QueueHeld {
                 let more = format_amount(resource, over);
                 format!(
                     "wait for {} of Queue {ancestor} to be given back, or raise its capability {resource} by {more}",
-                    amount_of(over, resource),
+                    amount_of(resource, over),
                 )
             }
             Self::AboveAncestor { ancestor, resource, asked, lower_to, .. } => {
@@ -216,7 +216,7 @@ impl QueueHeld {
                 if *never {
                     return lower;
                 }
-                format!("wait for {} to be given back, or {lower}", amount_of(over, resource))
+                format!("wait for {} to be given back, or {lower}", amount_of(resource, over))
             }
             Self::Behind { queue, first, .. } => {
                 format!("wait for {first} to start, or set dequeueStrategy of Queue {queue} to traverse")
@@ -229,15 +229,6 @@ impl QueueHeld {
 pub(super) fn short_of(limit: u64, used: u64, asked: u64, eviction: Option<&NoEviction>) -> u64 {
     let short = used.saturating_add(asked).saturating_sub(limit);
     eviction.and_then(|eviction| eviction.short).map_or(short, |left| left.min(short))
-}
-
-fn amount_of(amount: u64, resource: &str) -> String {
-    let text = format_amount(resource, amount);
-    match (resource, amount) {
-        (NVIDIA_GPU, 1) => format!("{text} GPU"),
-        (NVIDIA_GPU, _) => format!("{text} GPUs"),
-        _ => format!("{resource} {text}"),
-    }
 }
 
 fn list(names: impl Iterator<Item = impl fmt::Display>) -> String {

@@ -7,6 +7,8 @@ use phalanx_common::ids::NodeName;
 use phalanx_common::resources::{NVIDIA_GPU, format_amount};
 use serde::{Deserialize, Serialize};
 
+use crate::amounts::PODS;
+
 use super::{Held, HeldFor, MIX_FIX, NoEviction, OtherHolder, Unmet, Unsuited};
 
 /// What is free where a gang does not fit.
@@ -127,6 +129,11 @@ impl NoRoom {
             0 => self.minimum.saturating_sub(self.fit),
             missing => missing,
         };
+        if &*self.resource == PODS {
+            let slots =
+                if missing == 1 { "1 more pod slot is" } else { &format!("{missing} more pod slots are") };
+            return format!("wait until {slots} free{}", lower(self.lower_to));
+        }
         if let Some(unmet) = self.left_out.as_ref().and_then(|out| out.in_use()) {
             let nodes = if missing == 1 { "1 more node".to_owned() } else { format!("{missing} more nodes") };
             let what = match unmet {
@@ -204,20 +211,29 @@ pub(super) fn pods(count: u32, more: &str) -> String {
     format!("{count} {more}pod{}", if count == 1 { "" } else { "s" })
 }
 
-/// A resource's amount as people say it: `8 GPUs`, `cpu 32`, `memory 256Gi`.
-pub(super) fn amount_of(resource: &str, amount: u64) -> String {
-    if resource == NVIDIA_GPU {
-        return format!("{amount} GPU{}", if amount == 1 { "" } else { "s" });
+/// What is counted by its word: `GPU`, `pod slot`; `None` where the resource's name stands before its amount.
+fn counted(resource: &str) -> Option<&'static str> {
+    match resource {
+        NVIDIA_GPU => Some("GPU"),
+        PODS => Some("pod slot"),
+        _ => None,
     }
-    format!("{resource} {}", format_amount(resource, amount))
+}
+
+/// A resource's amount as people say it: `8 GPUs`, `1 pod slot`, `cpu 32`, `memory 256Gi`.
+pub(super) fn amount_of(resource: &str, amount: u64) -> String {
+    match counted(resource) {
+        Some(word) => format!("{amount} {word}{}", if amount == 1 { "" } else { "s" }),
+        None => format!("{resource} {}", format_amount(resource, amount)),
+    }
 }
 
 /// `8 free GPUs`, `cpu 32 free`.
 fn free_amount_of(resource: &str, amount: u64) -> String {
-    if resource == NVIDIA_GPU {
-        return format!("{amount} free GPU{}", if amount == 1 { "" } else { "s" });
+    match counted(resource) {
+        Some(word) => format!("{amount} free {word}{}", if amount == 1 { "" } else { "s" }),
+        None => format!("{} free", amount_of(resource, amount)),
     }
-    format!("{resource} {} free", format_amount(resource, amount))
 }
 
 impl fmt::Display for NoRoom {

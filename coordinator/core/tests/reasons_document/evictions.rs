@@ -2,9 +2,9 @@
 
 use phalanx_common::ids::GangName;
 use phalanx_common::units::Time;
-use phalanx_core::reason::{MakingRoom, Preempted, Reason};
+use phalanx_core::reason::{LateVictim, MakingRoom, Preempted, Reason};
 
-use super::{Example, example, nodes};
+use super::{Example, also, example, nodes};
 
 /// Some moment of the year 2026.
 pub const NOON: Time = Time(1_780_315_200_000);
@@ -17,8 +17,17 @@ pub fn examples() -> Vec<Example> {
                 victims: 2,
                 nodes: vec!["n1".into(), "n2".into()],
                 until: Some(NOON),
+                late: None,
+                gave_up: None,
             })),
         ),
+        also(Reason::MakingRoom(Box::new(MakingRoom {
+            victims: 1,
+            nodes: vec!["n2".into()],
+            until: None,
+            late: Some(LateVictim { pod: "train-0".into(), given_up: Some(NOON) }),
+            gave_up: Some("n1: small-0 did not end in time".into()),
+        }))),
         example(
             "It was evicted for another gang, and waits. Why it does not run elsewhere follows.",
             Reason::Preempted(Box::new(Preempted {

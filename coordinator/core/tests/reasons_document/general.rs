@@ -44,11 +44,8 @@ pub fn while_placed() -> Vec<Example> {
     vec![
         example(
             "The gang runs, and pods above its minimum, or replacements, wait for a place. The reason of the first of \
-             them follows.",
-            Reason::MorePodsWait {
-                waiting: 2,
-                cause: Box::new(Reason::NoRoom(Box::new(nodes::room(1, 0, 1, 4)))),
-            },
+             them follows. Nobody is evicted for pods above the minimum.",
+            Reason::MorePodsWait { met: Some((3, 2)), waiting: 2, cause: Box::new(nodes::above_minimum()) },
         ),
         example(
             "It is being placed at this moment; or it waits a short while after a refusal, which the reason names with \

@@ -66,6 +66,12 @@ pub fn because(cause: NoEvictionCause) -> NoEviction {
     NoEviction { cause, spared: Vec::new(), lower_to: None, missing: Vec::new(), short: None }
 }
 
+/// No room for a pod above the minimum of a gang that runs.
+pub fn above_minimum() -> Reason {
+    let eviction = Some(Box::new(because(NoEvictionCause::AboveMinimum)));
+    Reason::NoRoom(Box::new(NoRoom { eviction, ..room(1, 0, 1, 4) }))
+}
+
 /// Somebody could be evicted, and is not.
 fn without_evictions() -> Vec<Example> {
     let spared = |spared| NoEviction { spared: vec![spared], ..because(NoEvictionCause::Protected) };
@@ -178,6 +184,15 @@ fn of_what_is_free() -> Vec<Example> {
         also(Reason::NoRoom(Box::new(NoRoom {
             left_out: Some(unsuited(vec![taint()])),
             ..room(1, 0, 1, 4)
+        }))),
+        also(Reason::NoRoom(Box::new(NoRoom {
+            missing: vec![(1, 1)],
+            resource: "pods".into(),
+            free_total: 1,
+            largest: 1,
+            free_by_node: vec![("n1".into(), 0, 110), ("n2".into(), 1, 110)],
+            feasible_nodes: 1,
+            ..room(2, 1, 2, 1)
         }))),
         example(
             "It would fit if the nodes it names were open, and why each is not: its agent is away or silent, it refused \

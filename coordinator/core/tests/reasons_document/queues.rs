@@ -17,7 +17,16 @@ fn held(held: QueueHeld) -> Reason {
 }
 
 fn of_the_queue() -> Vec<Example> {
-    let eviction = NoEviction { short: Some(4), ..because(NoEvictionCause::Quota) };
+    let quota_used = |cause, short| Reason::QuotaUsed {
+        queue: "vision".into(),
+        resource: NVIDIA_GPU.into(),
+        limit: 8,
+        used: 8,
+        asked: 8,
+        eviction: Some(Box::new(NoEviction { short: Some(short), ..because(cause) })),
+    };
+    let first =
+        NoEvictionCause::AdmittedFirst { gang: GangName::new("team-b", "urgent"), priority: 100, own: 10 };
     vec![
         example(
             "The queue takes no new gangs. Gangs that were admitted before go on.",
@@ -46,14 +55,8 @@ fn of_the_queue() -> Vec<Example> {
                 eviction: None,
             },
         ),
-        also(Reason::QuotaUsed {
-            queue: "vision".into(),
-            resource: NVIDIA_GPU.into(),
-            limit: 8,
-            used: 8,
-            asked: 8,
-            eviction: Some(Box::new(eviction)),
-        }),
+        also(quota_used(NoEvictionCause::Quota, 4)),
+        also(quota_used(first, 8)),
         example(
             "The queue, or one above it, contradicts itself or others: it is set aside, and all other queues go on.",
             held(QueueHeld::SetAside {

@@ -184,7 +184,11 @@ impl World {
         events.extend(self.classes.values().cloned().map(Event::PriorityClassApplied));
         events.extend(self.rules.values().cloned());
         events.extend(self.nodes.values().cloned().map(Event::NodeApplied));
-        let mut gangs: Vec<GangSpec> = self.gangs.values().cloned().collect();
+        let with_status = |gang: &GangSpec| {
+            let status = self.statuses.get(&gang.name).map(shown);
+            GangSpec { shown: status.or(gang.shown.clone()), ..gang.clone() }
+        };
+        let mut gangs: Vec<GangSpec> = self.gangs.values().map(with_status).collect();
         gangs.sort_by_key(|gang| (gang.created, gang.uid.clone()));
         events.extend(gangs.into_iter().map(Event::GangApplied));
         events.extend(self.pods.values().map(|pod| self.pod_event(pod)));
@@ -764,6 +768,7 @@ impl World {
             "delete-group" => {
                 let gang = name(words.plain[1]);
                 self.gangs.remove(&gang);
+                self.statuses.remove(&gang);
                 self.apply(Event::GangDeleted(gang));
             }
             "make-group" => {
@@ -1188,6 +1193,7 @@ impl World {
             policy: policy::of_gang(words),
             shown: None,
         };
+        self.statuses.remove(&spec.name);
         self.gangs.insert(spec.name.clone(), spec.clone());
         self.apply(Event::GangApplied(spec));
         for (task, count, gpus) in tasks {
@@ -1322,6 +1328,7 @@ impl World {
 
     fn delete_gang(&mut self, gang: &str) {
         self.gangs.remove(&name(gang));
+        self.statuses.remove(&name(gang));
         self.apply(Event::GangDeleted(name(gang)));
         let of_gang = self.pods.values().filter(|pod| pod.gang == name(gang));
         let uids: Vec<PodUid> = of_gang.map(|pod| pod.uid.clone()).collect();

@@ -239,7 +239,9 @@ impl World {
                 for at in 0..count {
                     let (gang, shape) = (format!("{}-{at}", words.plain[1]), format!("1x{}", words.plain[3]));
                     let plain = vec!["gang", &gang, &shape];
-                    self.make_gang(&Words { plain, options: words.options.clone() });
+                    let words = Words { plain, options: words.options.clone() };
+                    self.endings.note_gang(&words);
+                    self.make_gang(&words);
                 }
             }
             "fail" => {

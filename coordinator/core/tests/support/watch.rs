@@ -81,6 +81,11 @@ impl World {
         }
     }
 
+    /// What the coordinator keeps for gangs, and how many entries of each.
+    pub fn kept(&self) -> Vec<(&'static str, usize)> {
+        self.core.kept()
+    }
+
     pub fn watch(&mut self) {
         self.watch.is_on = true;
     }
