@@ -11,7 +11,9 @@ use crate::cluster::{EarlyEnd, NodeIndex};
 use crate::core::Core;
 use crate::gang::GangKey;
 use crate::lease::Lease;
+use crate::place::{Overlay, place};
 use crate::reason::{ClaimProblem, Closed, Held, HeldFor, HoldCause, NoRoom, Reason, TERMINATING};
+use crate::why::no_room;
 
 /// Most holders named.
 const MOST_HELD: usize = 4;
@@ -50,6 +52,38 @@ impl Core {
             _ => {}
         }
         reason
+    }
+
+    /// Of a gang whose minimum waits for room: how much there is now, where others have taken some of it since the gang was
+    /// tried. What is said of evictions stays.
+    pub(crate) fn with_room_of_now(&self, key: GangKey, mut reason: Reason) -> Reason {
+        match &mut reason {
+            Reason::NoRoom(room) => {
+                if let Some(now) = self.room_of_now(key, room) {
+                    **room = now;
+                }
+            }
+            Reason::Preempted(preempted) => {
+                preempted.cause = preempted.cause.take().map(|cause| self.with_room_of_now(key, cause));
+            }
+            _ => {}
+        }
+        reason
+    }
+
+    /// `None` where it sees other room than everybody, or fits now and is tried in a moment.
+    fn room_of_now(&self, key: GangKey, before: &NoRoom) -> Option<NoRoom> {
+        let gang = self.gangs.gangs.get(&key)?;
+        if self.has_own_view(key, self.now) || gang.phase.round().is_some() {
+            return None;
+        }
+        let (shape, required) = (self.shape(key), self.required(gang));
+        let shortfall = place(&self.cluster, &mut Overlay::default(), &shape, &required.pods).err()?;
+        let mut room = no_room(&self.cluster, &required, &shape, &shortfall.need);
+        room.mixed_models_would_fit = before.mixed_models_would_fit;
+        room.closed.clone_from(&before.closed);
+        room.settle_evictions(before.eviction.clone());
+        Some(room)
     }
 
     /// The reason with those who hold what is waited for now. Times are left out: what is written down would soon be

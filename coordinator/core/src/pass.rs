@@ -292,9 +292,7 @@ impl Core {
             Err(why) => {
                 self.consider_hold(key, required, now);
                 if let Reason::NoRoom(room) = &mut reason {
-                    room.lower_to = room.lower_to.max(why.as_ref().and_then(|why| why.lower_to));
-                    room.count_on_evictions(why.as_deref());
-                    room.eviction = why;
+                    room.settle_evictions(why);
                 }
                 (reason, false)
             }

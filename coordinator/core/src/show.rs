@@ -26,7 +26,8 @@ impl Core {
     /// Everything, for people.
     #[must_use]
     pub fn view(&self) -> StateView {
-        let mut gangs: Vec<GangView> = self.gangs.gangs.values().map(|gang| self.gang_view(gang)).collect();
+        let mut gangs: Vec<GangView> =
+            self.gangs.gangs.values().map(|gang| self.gang_view(gang, |reason| reason)).collect();
         gangs.sort_by(|left, right| left.name.cmp(&right.name));
         let mut nodes: Vec<NodeView> = self.cluster.nodes().map(|(_, node)| self.node_view(node)).collect();
         nodes.sort_by(|left, right| left.name.cmp(&right.name));
@@ -66,7 +67,7 @@ impl Core {
         pods.map(view).collect()
     }
 
-    fn gang_view(&self, gang: &Gang) -> GangView {
+    fn gang_view(&self, gang: &Gang, freshen: impl Fn(Reason) -> Reason) -> GangView {
         let mut pods: Vec<&Pod> = self.gangs.pods_of(&gang.spec.name).map(|(_, pod)| pod).collect();
         pods.sort_by(|left, right| natural(&left.spec.name.name).cmp(&natural(&right.spec.name.name)));
         let kind = gang.phase.kind();
@@ -79,14 +80,14 @@ impl Core {
             minimum: gang.minimum(self.now),
             created: gang.spec.created,
             pods: pods.into_iter().map(|pod| self.pod_view(pod)).collect(),
-            reason: self.reason_of(gang).map(|reason| self.freshen(gang.key(), reason)).map(|reason| {
-                ReasonView {
+            reason: self.reason_of(gang).map(|reason| self.freshen(gang.key(), freshen(reason))).map(
+                |reason| ReasonView {
                     code: Arc::from(reason.code()),
                     text: reason.to_string(),
                     fix: reason.fix(),
                     reason,
-                }
-            }),
+                },
+            ),
         }
     }
 
@@ -218,7 +219,7 @@ impl Core {
     #[must_use]
     pub fn explain(&self, name: &GangName) -> Option<Explanation> {
         let gang = self.gangs.gangs.get(&self.gang_key(name)?)?;
-        let view = self.gang_view(gang);
+        let view = self.gang_view(gang, |reason| self.with_room_of_now(gang.key(), reason));
         let quota = self.quota_views(gang);
         let needs: BTreeMap<_, _> = self
             .gangs

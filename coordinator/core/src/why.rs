@@ -90,7 +90,7 @@ pub(crate) fn diagnose(
         // Nodes that a person has cordoned count as gone until a person opens them.
         let open = empty.opened(&[]);
         if let Some(nodes) = nodes_to_open(&open, &closed, shape, required) {
-            let room = Box::new(no_room(cluster, &kinds, required, shape, need));
+            let room = Box::new(no_room(cluster, required, shape, need));
             return (Reason::NodesClosed { nodes, room }, true);
         }
         let fit =
@@ -109,7 +109,7 @@ pub(crate) fn diagnose(
         };
         return (reason, true);
     }
-    let mut room = no_room(cluster, &kinds, required, shape, need);
+    let mut room = no_room(cluster, required, shape, need);
     room.mixed_models_would_fit = fits_mixed(cluster);
     let would_help = closed.iter().any(|(index, _, _)| has_room(cluster, *index, need, leaving));
     if would_help && let Some(nodes) = nodes_to_open(&cluster.opened(leaving), &closed, shape, required) {
@@ -393,14 +393,10 @@ pub(crate) fn feasible_nodes(cluster: &Cluster, need: &PodNeed) -> u32 {
     u32::try_from(feasible.map(Kind::count).sum::<usize>()).unwrap_or(u32::MAX)
 }
 
-fn no_room(
-    cluster: &Cluster,
-    kinds: &[Kind<'_>],
-    required: &Required,
-    shape: &GangShape,
-    need: &PodNeed,
-) -> NoRoom {
+/// How much room there is for pods that do not fit, the first of which needs this.
+pub(crate) fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &PodNeed) -> NoRoom {
     let missing = left_over(cluster, Overlay::default(), shape, &required.pods);
+    let kinds = cluster.kinds(need);
     let open = kinds.iter().filter(|kind| kind.node.shut().is_none() && could_serve(kind.node, need));
     let open: Vec<&Kind<'_>> = open.collect();
     let key = scarcest(&open, required, need);

@@ -32,6 +32,7 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    why_tells_of_now,
     shares_that_move,
     what_starts_counts_once,
     never_fits_beside_guarantees,

@@ -153,8 +153,15 @@ impl NoRoom {
 }
 
 impl NoRoom {
+    /// What evicting others would help, or why it would not.
+    pub(crate) fn settle_evictions(&mut self, why: Option<Box<NoEviction>>) {
+        self.lower_to = self.lower_to.max(why.as_ref().and_then(|why| why.lower_to));
+        self.count_on_evictions(why.as_deref());
+        self.eviction = why;
+    }
+
     /// Once there is room for some of its pods, others are evicted for the rest: then that is not waited for.
-    pub(crate) fn count_on_evictions(&mut self, why: Option<&NoEviction>) {
+    fn count_on_evictions(&mut self, why: Option<&NoEviction>) {
         let sum =
             |sizes: &[(u32, u64)]| sizes.iter().map(|(count, asked)| u64::from(*count) * asked).sum::<u64>();
         let missing = why.map(|why| &why.missing).filter(|missing| !missing.is_empty());
