@@ -47,16 +47,11 @@ impl Core {
 
     /// Such pods of a gang, in order of task and number.
     pub(crate) fn in_order(&self, gang: &Gang, is_such: impl Fn(&Pod) -> bool) -> Vec<(&PodUid, &Pod)> {
-        let pods = self.gangs.pods_of(&gang.spec.name);
-        let mut pods: Vec<_> = pods.filter(|(_, pod)| is_such(pod)).collect();
-        if pods.len() > 1 {
-            pods.sort_by(|(_, left), (_, right)| {
-                let key = |pod: &Pod| (pod.spec.task.clone(), pod.spec.name.name.clone());
-                let ((left_task, left), (right_task, right)) = (key(left), key(right));
-                (left_task, natural(&left)).cmp(&(right_task, natural(&right)))
-            });
-        }
-        pods
+        let pods = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| is_such(pod));
+        let keyed = pods.map(|(uid, pod)| ((&pod.spec.task, natural(&pod.spec.name.name)), (uid, pod)));
+        let mut keyed: Vec<_> = keyed.collect();
+        keyed.sort_by(|(left, _), (right, _)| left.cmp(right));
+        keyed.into_iter().map(|(_, pod)| pod).collect()
     }
 
     pub(crate) fn candidate(&self, uid: &PodUid) -> Option<Candidate> {
