@@ -60,7 +60,6 @@ struct History {
 /// Plays one history; an error says what broke, with all that led to it.
 pub fn play(seed: u64) -> Result<Counts, String> {
     let mut history = History::new(seed);
-    history.world.checks = seed.is_multiple_of(16);
     let result = history.run();
     result.map(|()| history.counts).map_err(|error| {
         let seen = history.world.seen();
