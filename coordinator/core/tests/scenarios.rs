@@ -32,6 +32,7 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    pods_of_one_node_give_once,
     shares_that_move,
     what_starts_counts_once,
     never_fits_beside_guarantees,

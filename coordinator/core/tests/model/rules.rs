@@ -101,9 +101,11 @@ impl Model<'_> {
             return true;
         }
         let chain = self.chain(&spec.queue);
-        let is_under = chain
-            .iter()
-            .all(|queue| self.stays_in(queue).min(self.held_in(queue)) + asked <= self.share(queue));
+        let is_under = chain.iter().all(|queue| {
+            let (leave, come) = self.moves_in(queue);
+            let has = (self.stays_in(queue).min(self.held_in(queue)) + come).saturating_sub(leave);
+            has + asked <= self.share(queue)
+        });
         is_under && self.in_some_order(&chain, &others, &BTreeMap::new())
     }
 
@@ -114,7 +116,9 @@ impl Model<'_> {
                 let above = self.chain(&unit.queue);
                 let common = shared(&above, chain);
                 let may = above.iter().filter(|queue| !common.contains(queue)).all(|queue| {
-                    let has = self.held_in(queue).saturating_sub(lost.get(queue).copied().unwrap_or(0));
+                    let (leave, come) = self.moves_in(queue);
+                    let gone = leave + lost.get(queue).copied().unwrap_or(0);
+                    let has = (self.held_in(queue) + come).saturating_sub(gone);
                     has > self.share(queue) && has.saturating_sub(unit.all()) >= self.kept(queue)
                 }) && above
                     .iter()
@@ -195,7 +199,7 @@ impl Model<'_> {
             other.name == gang.name
                 || other.reason.as_ref().is_none_or(|reason| !reason.text.contains("evicted pod"))
         });
-        if !made.is_alone || !is_alone {
+        if !made.others.is_empty() || !is_alone {
             return Ok(false);
         }
         for at in 0..all.len() {
