@@ -32,6 +32,10 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    checkpoint_grace,
+    expected_starts,
+    hold_after_of_a_queue,
+    promises_that_are_missed,
     pods_of_one_node_give_once,
     shares_that_move,
     what_starts_counts_once,

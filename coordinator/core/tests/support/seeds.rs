@@ -33,7 +33,8 @@ pub fn try_all<T: Send>(
                     }
                     // What is asserted on the way names no seed: a failure must be repeatable.
                     let found = catch_unwind(AssertUnwindSafe(|| look(seed)));
-                    let found = found.unwrap_or_else(|panic| Err(format!("seed {seed}: {}", text_of(&*panic))));
+                    let found =
+                        found.unwrap_or_else(|panic| Err(format!("seed {seed}: {}", text_of(&*panic))));
                     all.lock().unwrap().push((seed, found));
                 }
             });
