@@ -175,6 +175,7 @@ impl Core {
             tried_with: None,
             counted_as: None,
             hold_not_before: Time(0),
+            promise: None,
             hold_failures: 0,
             hold_looked_with: 0,
             evict_failures: 0,
