@@ -16,6 +16,14 @@ const MOST_UNITS: usize = 4;
 /// Allows evictions of pods that a budget counts.
 pub type Budget = u64;
 
+/// Whether a gang that waits was looked for whom to evict, and some of it found: what it lacks of its pods then, or of
+/// what is set aside for others.
+fn has_looked(gang: &GangView) -> bool {
+    gang.reason.as_ref().is_some_and(|reason| {
+        reason.text.contains("pods would fit after preemption") || &*reason.code == "GuaranteedToOthers"
+    })
+}
+
 impl Model<'_> {
     /// GPUs have one holder, the same that the coordinator knows; queues have what their pods have.
     pub fn check_ownership(&self) -> Result<(), String> {
@@ -305,7 +313,15 @@ impl Model<'_> {
                     && self.fits(count, size, &set)
                     && self.has_quota(gang, spec, asked, &set)
             });
-            missed |= help.is_some();
+            let Some(help) = help else { continue };
+            if !has_looked(gang) {
+                return Err(format!(
+                    "{help:?} may go for {} and would help, and it does not say that somebody was looked for: {:?}",
+                    gang.name.name,
+                    gang.reason.as_ref().map(|reason| &reason.text)
+                ));
+            }
+            missed = true;
         }
         Ok(missed)
     }
