@@ -410,7 +410,11 @@ impl Core {
 
     /// Goes on with the hold of a gang: it is given up once the gang runs, or waits for something else than room.
     pub(crate) fn progress_hold(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
-        let Some(hold) = self.holds.get(&key).cloned() else { return };
+        // Of a hold that was given up for somebody else, or was of no use any more.
+        self.tell_promise(key, None, actions);
+        if !self.holds.contains_key(&key) {
+            return;
+        }
         let gang = self.gangs.gangs.get(&key).filter(|gang| !gang.deleted);
         let kind = gang.map(|gang| gang.phase.kind());
         let waits = matches!(
@@ -426,19 +430,29 @@ impl Core {
         if waits || planted::is(Bug::KeepHolds) {
             return;
         }
-        let name = self.gangs.gangs.get(&key).map(|gang| gang.spec.name.clone());
         self.note_reached("hold: over");
         self.release_hold(key);
         let has_started = matches!(kind, Some(PhaseKind::Running | PhaseKind::Degraded));
-        if let (Some(name), Some(expected)) = (name, hold.start) {
-            let started = has_started.then_some(now);
-            let command = Command::RecordPromise { gang: name, made: hold.since, expected, started };
-            self.emit(command, actions);
-        }
+        self.tell_promise(key, has_started.then_some(now), actions);
+    }
+
+    /// Tells what came of a start that was promised, once the hold that it came with is over.
+    fn tell_promise(&mut self, key: GangKey, started: Option<Time>, actions: &mut Vec<Action>) {
+        let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
+        let Some((made, expected)) = gang.promise.take() else { return };
+        let gang = gang.spec.name.clone();
+        self.emit(Command::RecordPromise { gang, made, expected, started }, actions);
     }
 
     pub(crate) fn release_hold(&mut self, key: GangKey) {
-        if self.holds.remove(&key).is_some() && !self.rooms.contains_key(&key) {
+        let Some(hold) = self.holds.remove(&key) else { return };
+        if let Some(gang) = self.gangs.gangs.get_mut(&key)
+            && let Some(start) = hold.start
+        {
+            gang.promise = Some((hold.since, start));
+            self.touched.insert(key);
+        }
+        if !self.rooms.contains_key(&key) {
             self.cluster.unhold(key);
         }
     }

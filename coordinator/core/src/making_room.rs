@@ -453,7 +453,8 @@ impl Core {
                 gang: pod.spec.gang.clone(),
                 lease: pod.lease,
                 whole: planned.whole_gang,
-                ask_at: now,
+                // When it was told to go is not stored: it is told anew.
+                ask_at: now + self.notice_of(self.gang_key(&pod.spec.gang)),
                 asked: 0,
                 gone_by: None,
                 is_noticed: false,

@@ -271,10 +271,12 @@ impl<G: Guard> Search<'_, G> {
             self.order.push(*at);
             let unit = &self.units[*at];
             self.guard.gone(unit);
-            for part in &unit.parts {
-                let mut state = self.state(part.node);
-                Self::release(unit, part.node, &mut state);
-                self.states.insert(part.node, state);
+            // Several of its pods may be on one node, which gets back once what all of them use.
+            let nodes: BTreeSet<NodeIndex> = unit.parts.iter().map(|part| part.node).collect();
+            for node in nodes {
+                let mut state = self.state(node);
+                Self::release(unit, node, &mut state);
+                self.states.insert(node, state);
             }
         }
     }

@@ -28,9 +28,8 @@ fn what_reasons_suggest_helps_and_less_does_not() {
         broken.len(),
         broken.iter().take(3).cloned().collect::<Vec<_>>().join("\n\n")
     );
-    // Open faults: who could be evicted is looked for with the shares of before, and pods of several sizes are not
-    // placed as well as they could be.
-    assert!(all.late <= 1 + states / 30 && all.unpacked <= 1 + states / 200, "{all:#?}");
+    // Pods of several sizes are not placed as well as they could be: docs/testing.md says when.
+    assert!(all.unpacked <= 1 + states / 1000, "{all:#?}");
     // The states must reach what is to be tried.
     let missed = all.missed();
     assert!(states < STATES || missed.is_empty(), "never tried: {missed:?}");

@@ -28,8 +28,9 @@ fn histories_keep_to_the_model() {
         broken.len(),
         broken.iter().take(3).cloned().collect::<Vec<_>>().join("\n\n")
     );
-    assert!(all.missed <= 1 + histories / 400, "evictions would help in {} histories", all.missed);
-    assert!(all.less <= 1 + all.plans / 200, "less would do in {} of {} plans", all.less, all.plans);
+    // The search goes pod by pod and never takes back whom it chose: docs/testing.md says what is missed by that.
+    assert!(all.missed <= 1 + histories / 1000, "evictions would help in {} histories", all.missed);
+    assert!(all.less <= 1 + all.plans / 1000, "less would do in {} of {} plans", all.less, all.plans);
     // The histories must reach what is to be checked.
     assert!(histories < HISTORIES || (all.plans > histories / 8 && all.waited > histories), "{all:?}");
 }

@@ -33,6 +33,11 @@ macro_rules! scenarios {
 
 scenarios! {
     why_tells_of_now,
+    checkpoint_grace,
+    expected_starts,
+    hold_after_of_a_queue,
+    promises_that_are_missed,
+    pods_of_one_node_give_once,
     shares_that_move,
     what_starts_counts_once,
     never_fits_beside_guarantees,

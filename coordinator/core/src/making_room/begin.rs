@@ -13,6 +13,16 @@ use crate::gang::{Gang, GangKey};
 use crate::victims::{Room, Unit};
 
 impl Core {
+    /// How long before the pods of a gang go they are told so. One that is on its way out already is told nothing more.
+    pub(super) fn notice_of(&self, gang: Option<GangKey>) -> Millis {
+        let Some(gang) = gang.and_then(|key| self.gangs.gangs.get(&key)) else { return Millis(0) };
+        let goes = self
+            .gangs
+            .pods_of(&gang.spec.name)
+            .any(|(_, pod)| pod.spec.binding.is_some() && pod.spec.deleting);
+        if goes { Millis(0) } else { gang.spec.policy.checkpoint_grace_ms }
+    }
+
     /// A plan was found: what it uses is held from now on.
     pub(crate) fn begin_room(&mut self, key: GangKey, units: &[Unit], room: &Room, now: Time) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
@@ -21,14 +31,12 @@ impl Core {
             let cause = self.cause(gang, unit);
             for (uid, lease) in &unit.pods {
                 let Some(pod) = self.gangs.pods.get(uid) else { continue };
-                let grace = self.gangs.gangs.get(&unit.gang);
-                let grace = grace.map_or(Millis(0), |gang| gang.spec.policy.checkpoint_grace_ms);
                 let victim = Victim {
                     name: pod.spec.name.clone(),
                     gang: pod.spec.gang.clone(),
                     lease: Some(*lease),
                     whole: unit.rank.class > 0,
-                    ask_at: now + grace,
+                    ask_at: now + self.notice_of(Some(unit.gang)),
                     asked: 0,
                     gone_by: None,
                     is_noticed: false,

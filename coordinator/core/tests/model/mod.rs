@@ -9,7 +9,8 @@ mod rules;
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_common::gang::{GangSpec, PodSpec};
-use phalanx_common::ids::{NodeName, QueueName};
+use phalanx_common::ids::{NodeName, PodUid, QueueName};
+use phalanx_common::plan::GangPlan;
 use phalanx_common::resources::Resources;
 use phalanx_core::view::{GangView, NodeView, QueueView};
 
@@ -56,11 +57,19 @@ impl Unit {
 struct Model<'a> {
     seen: &'a Seen,
     views: BTreeMap<QueueName, &'a QueueView>,
+    /// Plans that are not done yet, and count as if they were.
+    plans: &'a [GangPlan],
 }
 
 impl<'a> Model<'a> {
     fn new(seen: &'a Seen) -> Self {
-        Self { seen, views: seen.view.queues.iter().map(|queue| (queue.name.clone(), queue)).collect() }
+        Self::after(seen, &[])
+    }
+
+    /// As it will be once these plans are done.
+    fn after(seen: &'a Seen, plans: &'a [GangPlan]) -> Self {
+        let views = seen.view.queues.iter().map(|queue| (queue.name.clone(), queue)).collect();
+        Self { seen, views, plans }
     }
 
     /// A queue and those above it.
@@ -140,6 +149,21 @@ impl<'a> Model<'a> {
     /// The same as `allocated`, of the moment: places that are being taken count.
     fn held_in(&self, queue: &QueueName) -> u64 {
         self.views.get(queue).map_or(0, |view| devices(&view.allocated))
+    }
+
+    /// What the plans take from a queue, and what they give it.
+    fn moves_in(&self, queue: &QueueName) -> (u64, u64) {
+        let sum = |pods: &mut dyn Iterator<Item = &PodUid>| -> u64 {
+            let pods = pods.filter_map(|uid| self.seen.pods.get(uid));
+            let is_below = |pod: &&PodSpec| {
+                let gang = self.seen.gangs.iter().find(|gang| gang.name == pod.gang);
+                gang.is_some_and(|gang| self.chain(&gang.queue).contains(queue))
+            };
+            pods.filter(is_below).map(gpus).sum()
+        };
+        let leave = sum(&mut self.plans.iter().flat_map(|plan| &plan.victims).map(|victim| &victim.pod));
+        let come = sum(&mut self.plans.iter().flat_map(|plan| &plan.pods).map(|planned| &planned.pod));
+        (leave, come)
     }
 
     /// What of it stays once all pods have gone that were told to.

@@ -16,6 +16,14 @@ const MOST_UNITS: usize = 4;
 /// Allows evictions of pods that a budget counts.
 pub type Budget = u64;
 
+/// Whether a gang that waits was looked for whom to evict, and some of it found: what it lacks of its pods then, or of
+/// what is set aside for others.
+fn has_looked(gang: &GangView) -> bool {
+    gang.reason.as_ref().is_some_and(|reason| {
+        reason.text.contains("pods would fit after preemption") || &*reason.code == "GuaranteedToOthers"
+    })
+}
+
 impl Model<'_> {
     /// GPUs have one holder, the same that the coordinator knows; queues have what their pods have.
     pub fn check_ownership(&self) -> Result<(), String> {
@@ -101,9 +109,11 @@ impl Model<'_> {
             return true;
         }
         let chain = self.chain(&spec.queue);
-        let is_under = chain
-            .iter()
-            .all(|queue| self.stays_in(queue).min(self.held_in(queue)) + asked <= self.share(queue));
+        let is_under = chain.iter().all(|queue| {
+            let (leave, come) = self.moves_in(queue);
+            let has = (self.stays_in(queue).min(self.held_in(queue)) + come).saturating_sub(leave);
+            has + asked <= self.share(queue)
+        });
         is_under && self.in_some_order(&chain, &others, &BTreeMap::new())
     }
 
@@ -114,7 +124,9 @@ impl Model<'_> {
                 let above = self.chain(&unit.queue);
                 let common = shared(&above, chain);
                 let may = above.iter().filter(|queue| !common.contains(queue)).all(|queue| {
-                    let has = self.held_in(queue).saturating_sub(lost.get(queue).copied().unwrap_or(0));
+                    let (leave, come) = self.moves_in(queue);
+                    let gone = leave + lost.get(queue).copied().unwrap_or(0);
+                    let has = (self.held_in(queue) + come).saturating_sub(gone);
                     has > self.share(queue) && has.saturating_sub(unit.all()) >= self.kept(queue)
                 }) && above
                     .iter()
@@ -195,7 +207,7 @@ impl Model<'_> {
             other.name == gang.name
                 || other.reason.as_ref().is_none_or(|reason| !reason.text.contains("evicted pod"))
         });
-        if !made.is_alone || !is_alone {
+        if !made.others.is_empty() || !is_alone {
             return Ok(false);
         }
         for at in 0..all.len() {
@@ -301,7 +313,15 @@ impl Model<'_> {
                     && self.fits(count, size, &set)
                     && self.has_quota(gang, spec, asked, &set)
             });
-            missed |= help.is_some();
+            let Some(help) = help else { continue };
+            if !has_looked(gang) {
+                return Err(format!(
+                    "{help:?} may go for {} and would help, and it does not say that somebody was looked for: {:?}",
+                    gang.name.name,
+                    gang.reason.as_ref().map(|reason| &reason.text)
+                ));
+            }
+            missed = true;
         }
         Ok(missed)
     }

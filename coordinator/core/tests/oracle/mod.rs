@@ -27,8 +27,6 @@ pub struct Counts {
     pub stale: u64,
     /// Gangs of pods of several sizes that there is room for and that find none.
     pub unpacked: u64,
-    /// Started once they were looked at again.
-    pub late: u64,
     /// Less was tried.
     pub less: u64,
     /// Reasons without a suggestion that is tried here, by code.
@@ -79,7 +77,6 @@ impl Counts {
         self.at_once += other.at_once;
         self.stale += other.stale;
         self.unpacked += other.unpacked;
-        self.late += other.late;
         self.taken += other.taken;
         self.less += other.less;
     }
@@ -282,8 +279,7 @@ impl Oracle<'_> {
             let steps = || told.join("\n  then ");
             look_again(&mut after);
             if self.started(&world, &after) {
-                self.counts.late += 1;
-                return Ok(());
+                return Err(format!("it starts only when all are tried once more: {}", steps()));
             }
             let Some(next) = after.reason(self.gang) else {
                 return Err(format!("no reason, and it does not start: {}", steps()));

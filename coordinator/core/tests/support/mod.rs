@@ -29,6 +29,12 @@ use phalanx_core::event::{ClaimSpec, Event, NodeSpec, OtherPod, Outcome};
 use phalanx_core::reason::Reason;
 use phalanx_core::{Core, Settings, invariants, is_believable};
 
+/// Cycles after each settle in which nothing may be asked for.
+const CYCLES_AT_REST: u32 = 50;
+
+/// How long nothing is done where no time is known at which something is due.
+const A_LONG_TIME: Millis = Millis::from_seconds(3600);
+
 /// One fake agent.
 #[derive(Clone, Default)]
 struct Agent {
@@ -273,10 +279,28 @@ impl World {
             self.cycle();
         }
         assert!(self.queue.is_empty(), "never settles");
-        // After a settle the next cycles do nothing.
-        for _ in 0..if self.checks { 50 } else { 3 } {
-            self.cycle();
-            assert!(self.queue.is_empty(), "not settled: {:?}", self.queue);
+        self.check_rest();
+    }
+
+    /// After a settle the next cycles do nothing: neither at the same time, nor later as long as nothing is due.
+    fn check_rest(&mut self) {
+        let mut actions = Vec::new();
+        for _ in 0..CYCLES_AT_REST {
+            if self.forgets {
+                drop(self.core.snapshot());
+            }
+            self.core.cycle(self.now, &mut actions);
+            assert!(actions.is_empty(), "not settled: {actions:?}");
+        }
+        // Nothing was asked for, so that agents are as they were and invariants are looked at once.
+        self.check("cycles at rest");
+        let due = self.core.next_deadline().map_or(self.now + A_LONG_TIME, |(at, _)| at).0;
+        let quiet_ms = due.saturating_sub(self.now.0 + 1);
+        let mut later = self.core.clone();
+        for step in 1..=CYCLES_AT_REST {
+            let at = self.now.0 + quiet_ms * u64::from(step) / u64::from(CYCLES_AT_REST);
+            later.cycle(Time(at), &mut actions);
+            assert!(actions.is_empty(), "nothing is due before {due} ms, and at {at} ms: {actions:?}");
         }
     }
 

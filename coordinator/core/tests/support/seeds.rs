@@ -1,11 +1,18 @@
 //! Random tests of many seeds, on all processors.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that the environment may set.
 pub fn number(key: &str) -> Option<u64> {
     std::env::var(key).ok().map(|text| text.parse::<u64>().expect("a number"))
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a text").to_owned()
 }
 
 /// Tries so many seeds from the first one on: what each gave, and what was broken, in the order of the seeds.
@@ -24,7 +31,10 @@ pub fn try_all<T: Send>(
                     if seed >= first + count {
                         return;
                     }
-                    let found = look(seed);
+                    // What is asserted on the way names no seed: a failure must be repeatable.
+                    let found = catch_unwind(AssertUnwindSafe(|| look(seed)));
+                    let found =
+                        found.unwrap_or_else(|panic| Err(format!("seed {seed}: {}", text_of(&*panic))));
                     all.lock().unwrap().push((seed, found));
                 }
             });

@@ -37,8 +37,8 @@ pub struct Seen {
 pub struct Made {
     pub plan: GangPlan,
     pub seen: Seen,
-    /// Another one was made in the same pass.
-    pub is_alone: bool,
+    /// Others that were made in the same pass, before it or after it: they are told in another order.
+    pub others: Vec<GangPlan>,
 }
 
 /// What was seen since somebody last asked.
@@ -118,10 +118,10 @@ impl World {
                 _ => None,
             })
             .collect();
-        let is_alone = made.len() == 1;
-        for plan in made {
-            let seen = self.seen();
-            self.watch.made.push(Made { plan, seen, is_alone });
+        for (at, plan) in made.iter().enumerate() {
+            let others = made.iter().enumerate().filter(|(other, _)| *other != at);
+            let others = others.map(|(_, other)| other.clone()).collect();
+            self.watch.made.push(Made { plan: plan.clone(), seen: self.seen(), others });
         }
         for action in actions {
             match &action.command {
