@@ -50,7 +50,7 @@ impl Core {
         let pods = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| is_such(pod));
         let keyed = pods.map(|(uid, pod)| ((&pod.spec.task, natural(&pod.spec.name.name)), (uid, pod)));
         let mut keyed: Vec<_> = keyed.collect();
-        keyed.sort_by(|(left, _), (right, _)| left.cmp(right));
+        keyed.sort_by_key(|(key, _)| *key);
         keyed.into_iter().map(|(_, pod)| pod).collect()
     }
 
