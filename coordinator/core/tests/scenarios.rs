@@ -37,6 +37,7 @@ scenarios! {
     expected_starts,
     hold_after_of_a_queue,
     promises_that_are_missed,
+    places_after_a_claim,
     pods_of_one_node_give_once,
     shares_that_move,
     what_starts_counts_once,

@@ -275,7 +275,7 @@ impl History {
         let watched = self.world.take_watched();
         for made in &watched.made {
             self.counts.plans += 1;
-            let (at, after) = (Model::new(&made.seen), Model::after(&made.seen, &made.others));
+            let (at, after) = (Model::new(&made.seen), Model::of_pass(made));
             // What was started before it in the same step may be protected later: the start counts.
             let less = at
                 .check_plan(made, self.budget, &protected)

@@ -14,7 +14,7 @@ use phalanx_common::plan::GangPlan;
 use phalanx_common::resources::Resources;
 use phalanx_core::view::{GangView, NodeView, QueueView};
 
-use super::support::watch::Seen;
+use super::support::watch::{Made, Seen};
 
 pub use history::{Counts, play, play_both};
 
@@ -59,17 +59,23 @@ struct Model<'a> {
     views: BTreeMap<QueueName, &'a QueueView>,
     /// Plans that are not done yet, and count as if they were.
     plans: &'a [GangPlan],
+    /// Pods that may have got their places later: the claimant's queue may not have had them yet.
+    placed: &'a [PodUid],
 }
 
 impl<'a> Model<'a> {
     fn new(seen: &'a Seen) -> Self {
-        Self::after(seen, &[])
+        Self::with(seen, &[], &[])
     }
 
-    /// As it will be once these plans are done.
-    fn after(seen: &'a Seen, plans: &'a [GangPlan]) -> Self {
+    /// As a plan may have been made: others before it, and some places given after it.
+    fn of_pass(made: &'a Made) -> Self {
+        Self::with(&made.seen, &made.others, &made.placed)
+    }
+
+    fn with(seen: &'a Seen, plans: &'a [GangPlan], placed: &'a [PodUid]) -> Self {
         let views = seen.view.queues.iter().map(|queue| (queue.name.clone(), queue)).collect();
-        Self { seen, views, plans }
+        Self { seen, views, plans, placed }
     }
 
     /// A queue and those above it.
@@ -153,17 +159,19 @@ impl<'a> Model<'a> {
 
     /// What the plans take from a queue, and what they give it.
     fn moves_in(&self, queue: &QueueName) -> (u64, u64) {
-        let sum = |pods: &mut dyn Iterator<Item = &PodUid>| -> u64 {
-            let pods = pods.filter_map(|uid| self.seen.pods.get(uid));
-            let is_below = |pod: &&PodSpec| {
-                let gang = self.seen.gangs.iter().find(|gang| gang.name == pod.gang);
-                gang.is_some_and(|gang| self.chain(&gang.queue).contains(queue))
-            };
-            pods.filter(is_below).map(gpus).sum()
+        let leave = self.plans.iter().flat_map(|plan| &plan.victims).map(|victim| &victim.pod);
+        let come = self.plans.iter().flat_map(|plan| &plan.pods).map(|planned| &planned.pod);
+        (self.sum_in(queue, leave), self.sum_in(queue, come))
+    }
+
+    /// What these pods ask for, of a queue and those below it.
+    fn sum_in<'b>(&self, queue: &QueueName, pods: impl Iterator<Item = &'b PodUid>) -> u64 {
+        let pods = pods.filter_map(|uid| self.seen.pods.get(uid));
+        let is_below = |pod: &&PodSpec| {
+            let gang = self.seen.gangs.iter().find(|gang| gang.name == pod.gang);
+            gang.is_some_and(|gang| self.chain(&gang.queue).contains(queue))
         };
-        let leave = sum(&mut self.plans.iter().flat_map(|plan| &plan.victims).map(|victim| &victim.pod));
-        let come = sum(&mut self.plans.iter().flat_map(|plan| &plan.pods).map(|planned| &planned.pod));
-        (leave, come)
+        pods.filter(is_below).map(gpus).sum()
     }
 
     /// What of it stays once all pods have gone that were told to.

@@ -111,6 +111,7 @@ impl Model<'_> {
         let chain = self.chain(&spec.queue);
         let is_under = chain.iter().all(|queue| {
             let (leave, come) = self.moves_in(queue);
+            let leave = leave + self.sum_in(queue, self.placed.iter());
             let has = (self.stays_in(queue).min(self.held_in(queue)) + come).saturating_sub(leave);
             has + asked <= self.share(queue)
         });

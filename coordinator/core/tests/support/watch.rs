@@ -10,6 +10,7 @@ use phalanx_common::ids::{GpuId, NodeName, PodUid, QueueName};
 use phalanx_common::plan::{GangPlan, PlanPurpose};
 use phalanx_common::queue::QueueSpec;
 use phalanx_common::resources::Resources;
+use phalanx_common::wire::ToAgent;
 use phalanx_core::action::{Action, Command};
 use phalanx_core::view::StateView;
 
@@ -39,6 +40,8 @@ pub struct Made {
     pub seen: Seen,
     /// Others that were made in the same pass, before it or after it: they are told in another order.
     pub others: Vec<GangPlan>,
+    /// Pods that got a place in the same pass, before it or after it.
+    pub placed: Vec<PodUid>,
 }
 
 /// What was seen since somebody last asked.
@@ -49,6 +52,15 @@ pub struct Watch {
     pub dropped: Vec<String>,
     /// Pods that were told to go.
     pub evicted: Vec<PodUid>,
+}
+
+/// The pod for which an agent is asked to reserve something.
+fn reserved(action: &Action) -> Option<PodUid> {
+    let Command::Send { message, .. } = &action.command else { return None };
+    match &**message {
+        ToAgent::Reserve { request, .. } => Some(request.pod.clone()),
+        _ => None,
+    }
 }
 
 impl World {
@@ -118,10 +130,16 @@ impl World {
                 _ => None,
             })
             .collect();
+        let placed: Vec<PodUid> = actions.iter().filter_map(reserved).collect();
         for (at, plan) in made.iter().enumerate() {
             let others = made.iter().enumerate().filter(|(other, _)| *other != at);
             let others = others.map(|(_, other)| other.clone()).collect();
-            self.watch.made.push(Made { plan: plan.clone(), seen: self.seen(), others });
+            self.watch.made.push(Made {
+                plan: plan.clone(),
+                seen: self.seen(),
+                others,
+                placed: placed.clone(),
+            });
         }
         for action in actions {
             match &action.command {
