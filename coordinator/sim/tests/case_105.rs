@@ -3,7 +3,7 @@
 //! run already change nothing of it.
 //!
 //! Both real machines and the real writer, in virtual time. What the core does takes no time there: so what it costs is
-//! counted in the bytes that it asks for, which are about as many each time, and its processor time is only printed.
+//! counted in the bytes that it asks for, which are about as many each time, and how long it took by the clock is only printed.
 //! A debug build takes a tenth of everything, `cargo test --release -p phalanx-sim --test case_105` or
 //! `PHALANX_WHOLE_CASES=1` the whole.
 
