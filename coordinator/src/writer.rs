@@ -218,14 +218,14 @@ impl<A: Api> Worker<A> {
                     self.limits.bindings.turn().await;
                 }
                 let evicted = self.evicted_by(&command);
-                let answer = self.timed(self.write(command)).await;
-                // One of which no answer came was most likely done: nobody's pod goes without a word.
-                if matches!(answer, Ok(()) | Err(ApiError::Unknown))
+                let answer = tokio::time::timeout(self.limits.time_out, self.write(command)).await;
+                // One of which nothing is heard was most likely done: nobody's pod goes without a word.
+                if matches!(answer, Ok(Ok(())) | Err(_))
                     && let Some((evictions, evicted)) = evicted
                 {
                     let _ = evictions.try_send(evicted);
                 }
-                Some(Self::done(action, &answer))
+                Some(Self::done(action, &answer.unwrap_or(Err(ApiError::Unknown))))
             }
         }
     }

@@ -157,7 +157,10 @@ impl Core {
         if !has_own_view && self.hold_memory.in_vain.contains(&alike) {
             return None;
         }
-        let units = self.endings(key, now);
+        let mut units = self.endings(key, now);
+        if self.cluster.has_holds() {
+            self.heed_holds(key, Arc::make_mut(&mut units).as_mut_slice());
+        }
         let base = self.overlay_for(key, now);
         let Ok(room) = make_room(&self.cluster, &base, &units, &Ending, &shape, &required.pods) else {
             if !has_own_view {
@@ -220,8 +223,6 @@ impl Core {
         leaving: &BTreeSet<LeaseId>,
     ) {
         self.cluster.unhold(key);
-        // What is held now is given to nobody else once it is empty.
-        self.hold_memory.endings = None;
         let mut by_node: BTreeMap<NodeIndex, (Vec<GpuId>, InUse)> = BTreeMap::new();
         for (node, pod, more) in places {
             let Some(pod) = self.gangs.pods.get(&pod) else { continue };
@@ -340,6 +341,13 @@ impl Core {
         lifts.map(|(other, _)| *other).filter(|other| *other != key).collect()
     }
 
+    /// Holds that a gang need not heed, its own included.
+    pub(crate) fn sees_past(&self, key: GangKey, now: Time) -> BTreeSet<GangKey> {
+        let mut lifted = self.lifted_for(key, now);
+        lifted.insert(key);
+        lifted
+    }
+
     /// Pods take places that are held for others: counted for tests, and told where they may not.
     #[cfg(feature = "counted-moves")]
     pub(crate) fn note_backfill(&mut self, key: GangKey, placed: &[Placed]) {
@@ -367,12 +375,10 @@ impl Core {
     /// What a gang may use beside what is free for everybody: what is held for itself, and for those it need not heed.
     pub(crate) fn overlay_for(&self, key: GangKey, now: Time) -> Overlay {
         let mut overlay = Overlay::default();
-        let lifted = self.lifted_for(key, now);
-        let all = lifted.iter().copied().chain([key]);
-        let nodes: BTreeSet<NodeIndex> = all.flat_map(|key| self.cluster.held_for(key)).collect();
+        let lifted = self.sees_past(key, now);
+        let nodes: BTreeSet<NodeIndex> = lifted.iter().flat_map(|key| self.cluster.held_for(*key)).collect();
         for index in nodes {
-            let (free, used) =
-                self.cluster.node(index).lifted(|other| other == key || lifted.contains(&other));
+            let (free, used) = self.cluster.node(index).lifted(|other| lifted.contains(&other));
             overlay.set(index, free, used);
         }
         overlay
@@ -383,8 +389,7 @@ impl Core {
         if !self.has_own_view(key, now) {
             return Lifted::default();
         }
-        let lifted = self.lifted_for(key, now);
-        self.cluster.lift(lifted.into_iter().chain([key]))
+        self.cluster.lift(self.sees_past(key, now).into_iter())
     }
 
     /// True where it sees other room than everybody.
@@ -439,9 +444,10 @@ impl Core {
     /// Tells what came of a start that was promised, once the hold that it came with is over.
     fn tell_promise(&mut self, key: GangKey, started: Option<Time>, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
-        let Some((made, expected)) = gang.promise.take() else { return };
-        let gang = gang.spec.name.clone();
-        self.emit(Command::RecordPromise { gang, made, expected, started }, actions);
+        let (promises, name) = (std::mem::take(&mut gang.promises), gang.spec.name.clone());
+        for (made, expected) in promises {
+            self.emit(Command::RecordPromise { gang: name.clone(), made, expected, started }, actions);
+        }
     }
 
     pub(crate) fn release_hold(&mut self, key: GangKey) {
@@ -449,7 +455,7 @@ impl Core {
         if let Some(gang) = self.gangs.gangs.get_mut(&key)
             && let Some(start) = hold.start
         {
-            gang.promise = Some((hold.since, start));
+            gang.promises.push((hold.since, start));
             self.touched.insert(key);
         }
         if !self.rooms.contains_key(&key) {

@@ -15,7 +15,6 @@ use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::LeaseState;
 
 use crate::amounts::{Amounts, ResourceKey};
-use crate::cluster::InUse;
 use crate::core::Core;
 use crate::gang::{Gang, GangKey, Pod, natural};
 use crate::givers::Givers;
@@ -200,12 +199,29 @@ impl Core {
         (!unit.pods.is_empty()).then_some(unit)
     }
 
-    /// What a lease leaves behind: GPUs that are well and that nobody else waits for, and all else that it uses.
+    /// What a lease leaves behind: GPUs that are well, and all else that it uses, whoever waits for it.
     pub(crate) fn part_of(&self, lease: &Lease) -> Part {
-        let node = self.cluster.node(lease.node);
-        let mut used = InUse::default();
-        used.add(&lease.taken.amounts, &lease.taken.ports);
-        Part { node: lease.node, mask: node.healthy_mask(&lease.taken.gpus) & !node.held_mask(), used }
+        let (mask, used) = self.cluster.node(lease.node).left_by(&lease.taken, |_| true);
+        Part { node: lease.node, mask, used }
+    }
+
+    /// Of what these leave behind, what is held for nobody whom this gang must heed.
+    pub(crate) fn heed_holds(&self, key: GangKey, units: &mut [Unit]) {
+        if !self.cluster.has_holds() {
+            return;
+        }
+        let lifted = self.sees_past(key, self.now);
+        for unit in units {
+            for (part, (_, id)) in unit.parts.iter_mut().zip(&unit.pods) {
+                let node = self.cluster.node(part.node);
+                if node.holds.is_empty() {
+                    continue;
+                }
+                if let Some(lease) = self.leases.leases.get(id) {
+                    (part.mask, part.used) = node.left_by(&lease.taken, |other| lifted.contains(&other));
+                }
+            }
+        }
     }
 
     /// Disruption budgets that count a pod.
@@ -271,6 +287,7 @@ impl Core {
                 victims.units.push(unit);
             }
         }
+        self.heed_holds(key, &mut victims.units);
         victims
     }
 

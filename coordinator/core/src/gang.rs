@@ -70,9 +70,9 @@ pub(crate) struct Gang {
     pub(crate) hold_not_before: Time,
     #[serde(default)]
     pub(crate) hold_failures: u32,
-    /// A start that was promised with a hold which is over, and when it was: what came of it is still to be told.
+    /// Starts that were promised with holds which are over, each with when it was: what came of them is still to be told.
     #[serde(default)]
-    pub(crate) promise: Option<(Time, Time)>,
+    pub(crate) promises: Vec<(Time, Time)>,
     /// `capacity_generation` of the cluster at the last look: with other nodes it is looked at again at once.
     #[serde(default)]
     pub(crate) hold_looked_with: u64,
@@ -139,7 +139,7 @@ impl Gang {
             tried_with: None,
             counted_as: None,
             hold_not_before: Time(0),
-            promise: None,
+            promises: Vec::new(),
             hold_failures: 0,
             hold_looked_with: 0,
             evict_failures: 0,

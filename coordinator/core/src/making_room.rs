@@ -454,7 +454,7 @@ impl Core {
                 lease: pod.lease,
                 whole: planned.whole_gang,
                 // When it was told to go is not stored: it is told anew.
-                ask_at: now + self.notice_of(self.gang_key(&pod.spec.gang)),
+                ask_at: now + self.notice_again(planned, plan),
                 asked: 0,
                 gone_by: None,
                 is_noticed: false,

@@ -19,8 +19,7 @@ use crate::view::{
     Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QuotaView, ReasonView,
     StateView,
 };
-use crate::why::feasible_nodes;
-use crate::why::free_amounts;
+use crate::why::{feasible_nodes, free_amounts};
 
 impl Core {
     /// Everything, for people.

@@ -79,10 +79,6 @@ pub(crate) fn diagnose(
     if let Some(reason) = no_node_ever(empty, shape, required, need, request).filter(|_| all_known) {
         return (reason, true);
     }
-    let fits_mixed = |cluster: &Cluster| {
-        let mixed = GangShape { mixed_models: true, ..GangShape::default() };
-        !shape.mixed_models && place(cluster, &mut Overlay::default(), &mixed, &required.pods).is_ok()
-    };
     let closed = closed_nodes(&kinds, need);
     if let Err(ever) = place(empty, &mut Overlay::default(), shape, &required.pods)
         && all_known
@@ -102,7 +98,7 @@ pub(crate) fn diagnose(
             fit,
             minimum: required.minimum,
             shape: describe(cluster, &ever.need),
-            mixed_models_would_fit: fits_mixed(empty),
+            mixed_models_would_fit: fits_mixed(empty, shape, required),
             lower_to: lower_to(empty, shape, required),
             left_out,
             closed: closed.unwrap_or_default(),
@@ -110,13 +106,19 @@ pub(crate) fn diagnose(
         return (reason, true);
     }
     let mut room = no_room(cluster, required, shape, need);
-    room.mixed_models_would_fit = fits_mixed(cluster);
+    room.mixed_models_would_fit = fits_mixed(cluster, shape, required);
     let would_help = closed.iter().any(|(index, _, _)| has_room(cluster, *index, need, leaving));
     if would_help && let Some(nodes) = nodes_to_open(&cluster.opened(leaving), &closed, shape, required) {
         return (Reason::NodesClosed { nodes, room: Box::new(room) }, false);
     }
     room.closed = closed.into_iter().map(|(_, name, why)| (name, why)).take(NODES_NAMED).collect();
     (Reason::NoRoom(Box::new(room)), false)
+}
+
+/// They would fit if the pods of a task could have GPUs of several models.
+pub(crate) fn fits_mixed(cluster: &Cluster, shape: &GangShape, required: &Required) -> bool {
+    let mixed = GangShape { mixed_models: true, ..GangShape::default() };
+    !shape.mixed_models && place(cluster, &mut Overlay::default(), &mixed, &required.pods).is_ok()
 }
 
 /// Closed nodes that a plan would use if all were open; `None` where it would use none, or there is

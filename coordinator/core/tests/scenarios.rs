@@ -32,6 +32,7 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    holds_and_evictions,
     why_tells_of_now,
     checkpoint_grace,
     expected_starts,

@@ -157,46 +157,50 @@ impl Sender {
             if turn == Turn::Free && this.is_busy() {
                 return Some((report, AFTER_GIVING_WAY));
             }
-            let answer = this.send(&report, number).await;
-            let (name, is_event) = match report {
-                Report::Condition(_) => (SET_POD_CONDITION, false),
-                Report::Event(_) => (CREATE_EVENT, true),
-            };
-            this.metrics.write(name, outcome_name(&outcome_of(&answer)));
-            let error = answer.err()?;
-            tracing::debug!(%error, "a report was not written");
-            // A pod that has changed is looked at again when the change is heard. What is refused of an event does not
-            // change by itself.
-            let is_over = error.is_overtaken() || is_event && matches!(error, ApiError::Invalid(_));
-            (!is_over).then_some((report, RETRY))
+            this.send(report, number).await
         });
         sent.buffer_unordered(WRITES_AT_ONCE).filter_map(|report| async { report }).collect().await
     }
 
-    async fn send(&self, report: &Report, number: u64) -> Result<(), ApiError> {
-        let now = self.clock.now();
-        match report {
-            Report::Condition(Condition { key, preconditions, condition, event, .. }) => {
-                self.api.writes().set_pod_condition(key, preconditions, &condition.json(now)).await?;
-                if let Some(happening) = event {
-                    self.pace.turn().await;
-                    let event = happening.event(now, number, &self.instance);
-                    let answer = self.api.writes().create_event(&happening.key, &event).await;
-                    self.metrics.write(CREATE_EVENT, outcome_name(&outcome_of(&answer)));
-                    if let Err(error) = answer {
-                        tracing::debug!(%error, "an event was not written");
+    /// Sends one; what of it was not done and is wanted still, with how long to wait.
+    async fn send(&self, report: Report, number: u64) -> Option<(Report, Millis)> {
+        let happening = match report {
+            Report::Event(happening) => happening,
+            Report::Condition(condition) => {
+                let written = self.write_condition(&condition).await;
+                let event = match written {
+                    Ok(()) => condition.event?,
+                    // The pod has changed, and what it is now is heard in a moment.
+                    Err(error) if error.is_overtaken() => {
+                        return Some((Report::Condition(condition), AFTER_GIVING_WAY));
                     }
-                }
-                Ok(())
+                    Err(_) => return Some((Report::Condition(condition), RETRY)),
+                };
+                self.pace.turn().await;
+                event
             }
-            Report::Event(happening) => {
-                if happening.reason == notice::NOT_HONOURED {
-                    tracing::warn!("{}: {}", happening.key, happening.note);
-                }
-                let event = happening.event(now, number, &self.instance);
-                self.api.writes().create_event(&happening.key, &event).await
-            }
+        };
+        if happening.reason == notice::NOT_HONOURED {
+            tracing::warn!("{}: {}", happening.key, happening.note);
         }
+        let event = happening.event(self.clock.now(), number, &self.instance);
+        let answer = self.api.writes().create_event(&happening.key, &event).await;
+        let error = self.note(CREATE_EVENT, answer).err()?;
+        // What is refused of an event does not change by itself.
+        let is_over = error.is_overtaken() || matches!(error, ApiError::Invalid(_));
+        (!is_over).then_some((Report::Event(happening), RETRY))
+    }
+
+    async fn write_condition(&self, condition: &Condition) -> Result<(), ApiError> {
+        let Condition { key, preconditions, condition, .. } = condition;
+        let json = condition.json(self.clock.now());
+        self.note(SET_POD_CONDITION, self.api.writes().set_pod_condition(key, preconditions, &json).await)
+    }
+
+    /// Counts what came of a write.
+    fn note(&self, name: &'static str, answer: Result<(), ApiError>) -> Result<(), ApiError> {
+        self.metrics.write(name, outcome_name(&outcome_of(&answer)));
+        answer.inspect_err(|error| tracing::debug!(%error, "a report was not written"))
     }
 }
 

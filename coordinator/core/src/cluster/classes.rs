@@ -13,7 +13,7 @@ use super::{Cluster, NodeIndex};
 use crate::class::{Class, ClassKey, ModelId};
 
 /// Number of a topology class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct ClassId(u32);
 
 impl ClassId {

@@ -67,6 +67,22 @@ impl Node {
         gpus.filter_map(|gpu| self.position(*gpu)).fold(0, |mask, at| mask | 1 << at)
     }
 
+    /// GPUs and use that are free once this is gone, with the holds of these gangs lifted: the others take their part.
+    pub(crate) fn left_by(&self, taken: &Taken, is_lifted: impl Fn(GangKey) -> bool) -> (u64, InUse) {
+        let mut left = InUse::default();
+        left.add(&taken.amounts, &taken.ports);
+        let mut kept = 0;
+        for (_, hold) in self.holds.iter().filter(|(key, _)| !is_lifted(**key)) {
+            kept |= self.mask_of(hold.gpus.iter());
+            if hold.stands.contains(&taken.lease) {
+                let mut covered = hold.covered.clone();
+                covered.subtract(&taken.amounts, &taken.ports);
+                left.exclude(&hold.whole.without(&covered).without(&hold.whole.without(&hold.covered)));
+            }
+        }
+        (self.healthy_mask(&taken.gpus) & !kept, left)
+    }
+
     /// Free GPUs and use with the holds of these gangs lifted.
     pub(crate) fn lifted(&self, is_lifted: impl Fn(GangKey) -> bool) -> (u64, InUse) {
         let mut used = self.used.clone();
@@ -145,6 +161,11 @@ impl Cluster {
             self.room_generation += 1;
             self.fold_holds(index);
         }
+    }
+
+    /// Something is held for a gang.
+    pub(crate) fn has_holds(&self) -> bool {
+        !self.held_nodes.is_empty()
     }
 
     /// Nodes of which something is held for a gang.

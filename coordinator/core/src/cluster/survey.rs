@@ -63,6 +63,11 @@ impl<'c> Kind<'c> {
 
 impl Survey {
     fn mark(&mut self, index: NodeIndex) {
+        let rank = self.ranks.get(index.0 as usize).and_then(|rank| self.by_rank.get(*rank as usize));
+        if rank != Some(&index) {
+            // No node has this number now.
+            return;
+        }
         if let Some(has_changed) = self.has_changed.get_mut(index.0 as usize).filter(|changed| !**changed) {
             *has_changed = true;
             self.changed.push(index);
@@ -195,6 +200,7 @@ fn names_nodes(need: &PodNeed) -> bool {
 fn hash_of(node: &Node) -> u64 {
     let mut hasher = DefaultHasher::new();
     (node.free_mask, node.most_pods, node.used.pods, &node.capacity, &node.used.amounts).hash(&mut hasher);
+    node.agent.as_ref().map(|agent| (agent.class, agent.session.is_some())).hash(&mut hasher);
     node.spec.as_ref().map(|spec| (spec.ready, spec.unschedulable, &spec.taints)).hash(&mut hasher);
     other_labels(node).for_each(|label| label.hash(&mut hasher));
     hasher.finish()
@@ -226,9 +232,11 @@ mod tests {
     use phalanx_common::constraints::{LabelOperator, LabelRequirement, PodConstraints};
     use phalanx_common::ids::NodeName;
     use phalanx_common::resources::{CPU, ResourceName, Resources};
+    use phalanx_common::units::Time;
 
     use super::*;
     use crate::amounts::Amounts;
+    use crate::cluster::EarlyEnd;
     use crate::event::NodeSpec;
 
     fn need() -> PodNeed {
@@ -296,6 +304,26 @@ mod tests {
         cluster.survey();
         assert_eq!(names(&cluster, &need()), [vec!["n1", "n10"], vec!["n2"]]);
         cluster.check_survey().unwrap();
+    }
+
+    #[test]
+    fn a_node_that_is_gone_does_not_come_back_when_its_quarantine_ends() {
+        let mut cluster = Cluster::default();
+        (1..4).for_each(|number| {
+            cluster.apply_spec(spec(number, "a"));
+        });
+        let gone = cluster.find(&NodeName::from("n2")).unwrap();
+        cluster.close_until(gone, "it refused", Time(30), EarlyEnd::No);
+        cluster.remove_spec(&NodeName::from("n2"));
+        cluster.forget_if_gone(gone);
+        cluster.survey();
+        cluster.end_quarantine(gone);
+        cluster.survey();
+        assert_eq!(names(&cluster, &need()), [["n1", "n3"]]);
+        cluster.check_survey().unwrap();
+        // Who has its number next is open.
+        assert_eq!(cluster.apply_spec(spec(9, "a")), gone);
+        assert_eq!(cluster.node(gone).closed(), None);
     }
 
     #[test]

@@ -3,11 +3,26 @@
 use super::{Cluster, InUse, NodeIndex, Taken};
 
 impl Cluster {
+    /// A copy of which everything may change.
+    fn copy(&self) -> Self {
+        let (nodes, vacant, by_name) = (self.nodes.clone(), self.vacant.clone(), self.by_name.clone());
+        let (classes, resources) = (self.classes.clone(), self.resources.clone());
+        Self {
+            nodes,
+            vacant,
+            by_name,
+            classes,
+            resources,
+            held_nodes: self.held_nodes.clone(),
+            survey: None,
+            ..*self
+        }
+    }
+
     /// The same nodes in use as they are, but for what is on its way out, with those open that open
     /// again by themselves, or when their agent is back, or by a word of a person: for "would they help".
     pub(crate) fn opened(&self, leaving: &[(NodeIndex, Taken)]) -> Self {
-        let mut open = self.clone();
-        open.survey = None;
+        let mut open = self.copy();
         for (index, taken) in leaving {
             open.give_back(*index, taken);
         }
@@ -32,8 +47,7 @@ impl Cluster {
 
     /// The same nodes with nothing used and all that are away back: for "could it ever run".
     pub(crate) fn emptied(&self) -> Self {
-        let mut empty = self.clone();
-        empty.survey = None;
+        let mut empty = self.copy();
         empty.without_holds();
         for at in 0..empty.nodes.len() {
             let node = &mut empty.nodes[at];

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_common::plan::PlannedPod;
+use phalanx_common::plan::{GangPlan, PlannedPod, PlannedVictim};
 use phalanx_common::planted::{self, Bug};
 use phalanx_common::units::{Millis, Time};
 
@@ -13,14 +13,23 @@ use crate::gang::{Gang, GangKey};
 use crate::victims::{Room, Unit};
 
 impl Core {
-    /// How long before the pods of a gang go they are told so. One that is on its way out already is told nothing more.
-    pub(super) fn notice_of(&self, gang: Option<GangKey>) -> Millis {
-        let Some(gang) = gang.and_then(|key| self.gangs.gangs.get(&key)) else { return Millis(0) };
-        let goes = self
-            .gangs
-            .pods_of(&gang.spec.name)
-            .any(|(_, pod)| pod.spec.binding.is_some() && pod.spec.deleting);
-        if goes { Millis(0) } else { gang.spec.policy.checkpoint_grace_ms }
+    /// How long before the pods of a gang go they are told so.
+    fn notice_of(&self, gang: GangKey) -> Millis {
+        self.gangs.gangs.get(&gang).map_or(Millis(0), |gang| gang.spec.policy.checkpoint_grace_ms)
+    }
+
+    /// The same for a victim of a plan that was found. One that is on its way out is told nothing more, and neither is one
+    /// that goes with others that are: they were told together.
+    pub(super) fn notice_again(&self, planned: &PlannedVictim, plan: &GangPlan) -> Millis {
+        let Some(pod) = self.gangs.pods.get(&planned.pod) else { return Millis(0) };
+        let goes_with = |other: &&PlannedVictim| {
+            let other = self.gangs.pods.get(&other.pod).filter(|_| other.whole_gang && planned.whole_gang);
+            other.is_some_and(|other| other.spec.gang == pod.spec.gang && other.spec.deleting)
+        };
+        if pod.spec.deleting || plan.victims.iter().any(|other| goes_with(&other)) {
+            return Millis(0);
+        }
+        self.gang_key(&pod.spec.gang).map_or(Millis(0), |key| self.notice_of(key))
     }
 
     /// A plan was found: what it uses is held from now on.
@@ -36,7 +45,7 @@ impl Core {
                     gang: pod.spec.gang.clone(),
                     lease: Some(*lease),
                     whole: unit.rank.class > 0,
-                    ask_at: now + self.notice_of(Some(unit.gang)),
+                    ask_at: now + self.notice_of(unit.gang),
                     asked: 0,
                     gone_by: None,
                     is_noticed: false,
@@ -76,7 +85,8 @@ impl Core {
         let nodes = places.iter().map(|(node, _, _)| *node).collect();
         self.cluster.unhold(key);
         self.take_from_holds(key, &nodes);
-        self.holds.remove(&key);
+        // What was promised with its hold comes otherwise, if it comes.
+        self.release_hold(key);
         let leaving = plan.victims.values().filter_map(|victim| victim.lease).collect();
         if !planted::is(Bug::FreedIsIdle) {
             self.hold_places(key, places, &leaving);

@@ -27,6 +27,10 @@ const MOST_HAPPENINGS: usize = 1024;
 /// Causes of one gang that are remembered.
 const MOST_CAUSES: usize = 16;
 
+/// Reasons of the events of gangs.
+const UNSCHEDULABLE: &str = "Unschedulable";
+const SCHEDULED: &str = "Scheduled";
+
 /// Codes of reasons that more nodes do not help: a node autoscaler must not take them for a wish. What a gang that is
 /// not admitted waits for is never such a wish.
 const NOT_FOR_NODES: [&str; 23] = [
@@ -215,10 +219,10 @@ impl Group {
     /// The event of the present cause, in a word for the memory and the event's own.
     fn happening(&self, key: &ObjectKey) -> Option<(String, Happening)> {
         let (cause, is_warning, reason, action, note) = match &self.waits {
-            Some(message) => (code_of(message), true, "Unschedulable", "Scheduling", message.clone()),
+            Some(message) => (code_of(message), true, UNSCHEDULABLE, "Scheduling", message.clone()),
             None if self.is_scheduled => {
                 let note = "all pods of the gang's minimum are bound".to_owned();
-                ("Scheduled", false, "Scheduled", "Binding", note)
+                (SCHEDULED, false, SCHEDULED, "Binding", note)
             }
             None => return None,
         };
@@ -377,9 +381,10 @@ impl Table {
     /// What is due, about `most` of it.
     pub fn due(&mut self, now: Time, most: usize) -> Vec<Report> {
         let mut reports = Vec::new();
+        let groups = &self.groups;
         self.happenings.retain(|(at, happening)| {
             let is_due = *at <= now && reports.len() < most;
-            if is_due {
+            if is_due && is_true_still(groups, happening) {
                 reports.push(Report::Event(happening.clone()));
             }
             !is_due
@@ -459,9 +464,12 @@ impl Table {
     /// A report was not written: it is tried again then.
     pub fn again(&mut self, report: Report, at: Time) {
         match report {
-            Report::Condition(Condition { key, group, .. }) => {
+            Report::Condition(Condition { key, group, event, .. }) => {
                 if let Some(pod) = self.pods.get_mut(&key) {
                     pod.shown = None;
+                    if event.is_some() {
+                        pod.told = Time(0);
+                    }
                 }
                 self.due.insert((at, group));
             }
@@ -475,6 +483,16 @@ impl Table {
         let happenings = self.happenings.iter().map(|(time, _)| *time);
         happenings.chain(self.due.first().map(|(time, _)| *time)).min()
     }
+}
+
+/// A gang that has started meanwhile is not said to wait, and the other way about.
+fn is_true_still(groups: &BTreeMap<ObjectKey, Group>, happening: &Happening) -> bool {
+    let waits = match happening.reason {
+        UNSCHEDULABLE => true,
+        SCHEDULED => false,
+        _ => return true,
+    };
+    groups.get(&happening.key).is_none_or(|group| group.waits.is_some() == waits)
 }
 
 #[cfg(test)]

@@ -186,6 +186,26 @@ fn an_event_that_was_not_written_is_told_later() {
     assert_eq!(table.next(), None);
 }
 
+#[test]
+fn of_a_gang_that_started_meanwhile_it_is_not_told_that_it_waits() {
+    let mut table = table();
+    table.applied(&group("Inqueue", Some("[NoRoom] no node has 8 free"), 1), Time(0));
+    let report = table.due(Time(MINUTE), 1).remove(0);
+    table.again(report, Time(2 * MINUTE));
+    table.applied(&group("Running", None, 2), Time(MINUTE));
+    assert_eq!(due(&mut table, 2 * MINUTE), [""; 0]);
+}
+
+#[test]
+fn the_event_of_a_pod_whose_condition_was_not_written_comes_with_it_later() {
+    let mut table = table();
+    table.known(&group("Inqueue", Some("[NoRoom] x"), 1), Time(0));
+    table.applied(&pod("a", 2), Time(0));
+    let first = table.due(Time(MINUTE), 1).remove(0);
+    table.again(first, Time(2 * MINUTE));
+    assert_eq!(pod_events(&mut table, 2 * MINUTE).len(), 1);
+}
+
 /// Texts of the events that go with conditions that are due.
 fn pod_events(table: &mut Table, now: u64) -> Vec<String> {
     let reports = table.due(Time(now), 100).into_iter();
