@@ -187,4 +187,5 @@ scenarios! {
     plans_that_leave,
     replacement_not_bound,
     room_in_vain,
+    admission_went_to,
 }
