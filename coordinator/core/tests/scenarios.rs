@@ -188,4 +188,5 @@ scenarios! {
     replacement_not_bound,
     room_in_vain,
     admission_went_to,
+    one_of_each_task,
 }
