@@ -188,5 +188,6 @@ scenarios! {
     replacement_not_bound,
     room_in_vain,
     admission_went_to,
+    bound_by_hand_and_degraded,
     one_of_each_task,
 }
