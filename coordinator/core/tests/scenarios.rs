@@ -190,4 +190,5 @@ scenarios! {
     admission_went_to,
     bound_by_hand_and_degraded,
     one_of_each_task,
+    told_of_the_plan_given_up,
 }
