@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use phalanx_common::ids::NodeName;
+use phalanx_common::units::Time;
 use phalanx_common::wire::LeaseState;
 
 use crate::cluster::{EarlyEnd, NodeIndex};
@@ -28,7 +29,13 @@ impl Core {
             Reason::MakingRoom(room) => match self.making_room(key) {
                 Some(now) => return now,
                 // It is told what others of its group wait for.
-                None => room.until = room.until.filter(|until| *until > self.now),
+                None => {
+                    let is_to_come = |at: &Time| *at > self.now;
+                    room.until = room.until.filter(is_to_come);
+                    if let Some(late) = &mut room.late {
+                        late.given_up = late.given_up.filter(is_to_come);
+                    }
+                }
             },
             Reason::NoRoom(room) => self.freshen_room(room),
             Reason::NodesClosed { nodes, room } => {

@@ -82,9 +82,9 @@ pub(crate) struct Gang {
     /// Plans for it in a row that evicted others and were dropped.
     #[serde(default)]
     pub(crate) evict_failures: u32,
-    /// Where a plan for it waited for a pod that did not end; until it runs.
+    /// Where a plan for it waited for a pod that did not end, and what is said of that; until it runs.
     #[serde(default)]
-    pub(crate) gave_up: Option<NodeName>,
+    pub(crate) gave_up: Option<(NodeName, Arc<str>)>,
     /// Since when it waits: for its start, or to start anew.
     #[serde(default)]
     pub(crate) waiting_since: Time,

@@ -17,8 +17,8 @@ use crate::queue::{Queue, Queues};
 use crate::reason::NoEvictionCause;
 use crate::turn::OrderKey;
 
-/// Admitted gangs of a queue that are looked at for the one that has what another lacks.
-const MOST_ASKED: usize = 8;
+/// Admitted gangs of a queue that are looked at for those that have what another lacks.
+const MOST_ASKED: usize = 32;
 
 /// Queues above their share by the resources that are asked for, as of one state of the shares.
 #[derive(Clone, Debug, Default)]
@@ -191,17 +191,35 @@ impl Core {
     /// What is more urgent than the gang uses the quota that it lacks: it is admitted and has no place yet; or it runs, and
     /// might be evicted for what is more urgent still.
     pub(crate) fn more_urgent(&self, gang: &Gang, lacks: &[Lack]) -> Option<NoEvictionCause> {
-        let queue = self.queues.get(&gang.spec.queue)?;
         let own = gang.order.priority.0;
-        let first = OrderKey { is_fresh: false, ..OrderKey::new(own, Time(0), GangKey(0)) };
-        let before = queue.admitted.range(..first).rev().take(MOST_ASKED);
-        let mut before = before.filter_map(|(_, key)| self.gangs.gangs.get(key));
-        let uses = |other: &&Gang| lacks.iter().any(|(_, key, _)| other.charge.get(*key) > 0);
-        if let Some(other) = before.find(uses) {
+        if let Some(other) = self.admitted_first(gang, lacks) {
             let (gang, priority) = (other.spec.name.clone(), other.order.priority.0);
             return Some(NoEvictionCause::AdmittedFirst { gang, priority, own });
         }
-        let highest = queue.givers.last_key_value();
+        let highest = self.queues.get(&gang.spec.queue)?.givers.last_key_value();
         highest.filter(|(highest, _)| **highest > own).map(|_| NoEvictionCause::Quota)
+    }
+
+    /// The first of the admitted gangs that are more urgent, where all that the gang lacks is charged to them: without them
+    /// it would have its quota. What is lacking of others' guarantees is no charge of theirs.
+    fn admitted_first(&self, gang: &Gang, lacks: &[Lack]) -> Option<&Gang> {
+        let queue = self.queues.get(&gang.spec.queue)?;
+        let has_ceiling =
+            |(name, key, _): &Lack| self.queues.get(name).is_some_and(|of| of.limit(*key).is_some());
+        if !lacks.iter().all(has_ceiling) {
+            return None;
+        }
+        let first = OrderKey { is_fresh: false, ..OrderKey::new(gang.order.priority.0, Time(0), GangKey(0)) };
+        let before = queue.admitted.range(..first).rev().take(MOST_ASKED);
+        let before = before.filter_map(|(_, key)| self.gangs.gangs.get(key));
+        let (mut named, mut charged) = (None, Amounts::default());
+        for other in before.filter(|other| lacks.iter().any(|(_, key, _)| other.charge.get(*key) > 0)) {
+            named = named.or(Some(other));
+            charged.add(&other.charge);
+            if lacks.iter().all(|(_, key, short)| charged.get(*key) >= *short) {
+                return named;
+            }
+        }
+        None
     }
 }

@@ -28,7 +28,8 @@ pub(crate) struct GangTimes {
     bound_since: Option<Time>,
     /// Since when it has fewer pods than its minimum.
     below_since: Option<Time>,
-    /// Since when that is because it lost some, and not only because its minimum was raised.
+    /// Since when that is because it lost some, and not only because its minimum was raised; `None` while nothing of it could
+    /// be taken back.
     lost_since: Option<Time>,
     /// It ran at least once, whatever became of it.
     pub(crate) has_run: bool,
@@ -103,7 +104,9 @@ impl Core {
     /// Ends what is due of a gang, and wakes it up for what is not yet.
     pub(crate) fn watch_times(&mut self, key: GangKey, now: Time, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
-        let has_lost = Self::below_since(gang).is_some() && self.has_lost(gang);
+        // What somebody else bound is not taken back. What is bound beside it later has the whole grace for itself.
+        let has_lost =
+            Self::below_since(gang).is_some() && self.has_lost(gang) && self.has_live_of_ours(gang);
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
             let since = gang.times.lost_since.unwrap_or(now);
             gang.times.lost_since = has_lost.then_some(since);
@@ -156,7 +159,7 @@ impl Core {
     }
 
     /// When a gang that is below its minimum gives back what it has. One whose minimum was raised since it was whole, and
-    /// that has as many pods as then, has lost nothing.
+    /// that has as many pods as then, has lost nothing; and one of which somebody else bound all that is left keeps it.
     pub(crate) fn released_at(&self, gang: &Gang) -> Option<Time> {
         Self::below_since(gang)?;
         Some(gang.times.lost_since? + self.grace_of(gang)?)

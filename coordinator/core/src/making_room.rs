@@ -350,9 +350,9 @@ impl Core {
             self.timers.insert((until, Timer::Quarantine(node)));
         }
         self.drop_room(key, &why, now, actions);
-        let node = node.map(|node| self.cluster.node(node).name.clone());
+        let gave_up = node.map(|node| (self.cluster.node(node).name.clone(), Arc::from(why)));
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
-            gang.gave_up = node;
+            gang.gave_up = gave_up;
             if is_told {
                 // The next plan leaves that node out: there is nothing to wait for.
                 gang.evict_not_before = now;

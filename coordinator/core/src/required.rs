@@ -78,17 +78,15 @@ impl Core {
             return Required { pods: candidates, minimum, all, is_fixed: false };
         }
         let minima = task_minima(gang, self.now);
-        let each = first_of_tasks(gang, minimum);
-        // With one of each task it may take more pods to have its `minResources`, which are those of others.
-        let tries = if minima.is_empty() { vec![each, BTreeMap::new()] } else { vec![minima] };
-        let (mut first, mut is_fixed) = (Vec::new(), false);
-        for left in tries {
-            let (chosen, above) = self.choose(gang, &candidates, left, wanted);
-            first = chosen;
-            // A gang of which something has ended well had what it needed: the rest goes on with its minimum.
-            is_fixed = ended == 0 && reach(&mut first, above, gang.min_resources(self.now));
-            if !is_fixed {
-                break;
+        let has_minima = !minima.is_empty();
+        let left = if has_minima { minima } else { self.first_of_tasks(gang, minimum) };
+        let has_each = !has_minima && !left.is_empty();
+        let (mut first, mut is_fixed) = self.choose(gang, &candidates, left, wanted);
+        if is_fixed && has_each {
+            // With one of each task it may take more pods to have its `minResources`, which are those of others.
+            let (others, others_fixed) = self.choose(gang, &candidates, BTreeMap::new(), wanted);
+            if !others_fixed || others.len() < first.len() {
+                (first, is_fixed) = (others, others_fixed);
             }
         }
         let minimum =
@@ -96,16 +94,19 @@ impl Core {
         Required { pods: first, minimum, all, is_fixed }
     }
 
-    /// So many of these pods, first those of which so many more are needed by task, and all others.
+    /// So many of these pods, first those of which so many more are needed by task, and what it takes beyond to have its
+    /// `minResources`; true where that is any.
     fn choose(
         &self,
         gang: &Gang,
         candidates: &[Candidate],
         mut left: BTreeMap<&Arc<str>, u32>,
         wanted: usize,
-    ) -> (Vec<Candidate>, Vec<Vec<Candidate>>) {
-        for (_, pod) in self.gangs.pods_of(&gang.spec.name) {
-            if let Some(count) = left.get_mut(&pod.spec.task).filter(|_| pod.ended_well()) {
+    ) -> (Vec<Candidate>, bool) {
+        let mut has_ended = false;
+        for (_, pod) in self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.ended_well()) {
+            has_ended = true;
+            if let Some(count) = left.get_mut(&pod.spec.task) {
                 *count = count.saturating_sub(1);
             }
         }
@@ -122,7 +123,22 @@ impl Core {
         let more = wanted.saturating_sub(first.len()).min(rest.len());
         let above = rest.split_off(more);
         first.extend(rest);
-        (first, above.into_iter().map(|candidate| vec![candidate]).collect())
+        let above = above.into_iter().map(|candidate| vec![candidate]).collect();
+        // A gang of which something has ended well had what it needed: the rest goes on with its minimum.
+        let is_fixed = !has_ended && reach(&mut first, above, gang.min_resources(self.now));
+        (first, is_fixed)
+    }
+
+    /// One of each task that has a minimum, for a gang whose minMember covers their sum not, but so many. Workers without
+    /// their master, or a master without workers, would be of no use. A task of which a pod has ended well had its turn,
+    /// and that pod is of those that `minimum` leaves out.
+    fn first_of_tasks<'a>(&self, gang: &'a Gang, minimum: u32) -> BTreeMap<&'a Arc<str>, u32> {
+        let ended = self.gangs.pods_of(&gang.spec.name).filter(|(_, pod)| pod.ended_well());
+        let served: BTreeSet<&Arc<str>> = ended.map(|(_, pod)| &pod.spec.task).collect();
+        let tasks = gang.spec.min_task_member.iter().filter(|(_, minimum)| **minimum > 0);
+        let tasks: BTreeMap<&Arc<str>, u32> =
+            tasks.map(|(task, _)| (task, 1)).filter(|(task, _)| !served.contains(task)).collect();
+        if tasks.len() > minimum as usize { BTreeMap::new() } else { tasks }
     }
 
     /// How a gang wants its pods placed, with the models that its tasks run on already.
@@ -142,12 +158,4 @@ impl Core {
         }
         shape
     }
-}
-
-/// One of each task that has a minimum, for a gang whose minMember covers their sum not, but so many. Workers without
-/// their master, or a master without workers, would be of no use.
-fn first_of_tasks(gang: &Gang, minimum: u32) -> BTreeMap<&Arc<str>, u32> {
-    let tasks = gang.spec.min_task_member.iter().filter(|(_, minimum)| **minimum > 0);
-    let tasks: BTreeMap<&Arc<str>, u32> = tasks.map(|(task, _)| (task, 1)).collect();
-    if tasks.len() > minimum as usize { BTreeMap::new() } else { tasks }
 }

@@ -141,7 +141,7 @@ impl Core {
         pods.any(|(_, pod)| pod.is_live() && is_own(pod))
     }
 
-    fn has_live_of_ours(&self, gang: &Gang) -> bool {
+    pub(crate) fn has_live_of_ours(&self, gang: &Gang) -> bool {
         self.gangs.pods_of(&gang.spec.name).any(|(_, pod)| pod.is_live() && pod.is_bound_by_us())
     }
 

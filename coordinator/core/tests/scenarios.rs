@@ -188,4 +188,8 @@ scenarios! {
     plans_that_leave,
     replacement_not_bound,
     room_in_vain,
+    admission_went_to,
+    bound_by_hand_and_degraded,
+    one_of_each_task,
+    told_of_the_plan_given_up,
 }

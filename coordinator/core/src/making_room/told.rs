@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use phalanx_common::units::Time;
 
-use crate::cluster::{EarlyEnd, NodeIndex};
+use crate::cluster::NodeIndex;
 use crate::core::Core;
 use crate::gang::GangKey;
 use crate::reason::{LateVictim, MakingRoom, Reason};
@@ -38,11 +38,11 @@ impl Core {
         })))
     }
 
-    /// Where an earlier plan waited in vain, as long as the node is closed for it.
+    /// Where an earlier plan waited in vain, and for what, as long as the node is closed. That may be for another cause by
+    /// then, which is not what the plan came to nothing for.
     fn gave_up(&self, key: GangKey) -> Option<Arc<str>> {
-        let node = self.gangs.gangs.get(&key)?.gave_up.as_ref()?;
-        let closed = self.cluster.node(self.cluster.find(node)?).quarantine.as_ref();
-        let closed = closed.filter(|closed| closed.ends_early == EarlyEnd::Release)?;
-        Some(Arc::from(format!("{node}: {}", closed.why)))
+        let (node, why) = self.gangs.gangs.get(&key)?.gave_up.as_ref()?;
+        self.cluster.node(self.cluster.find(node)?).quarantine.as_ref()?;
+        Some(Arc::from(format!("{node}: {why}")))
     }
 }
