@@ -293,9 +293,12 @@ impl Core {
         self.now = now;
         self.fire_timers(now, actions);
         self.yield_to_others(now, actions);
-        // Twice at most in practice: a lease of the coordinator's own ledger that ends frees room at once.
+        // Twice at most in practice: a lease of the coordinator's own ledger that ends in a pass frees room at once.
         for _ in 0..CYCLE_ROUNDS {
             self.progress_touched(now, actions);
+            if self.remove_over() {
+                self.progress_touched(now, actions);
+            }
             self.pass(now, actions);
             self.progress_touched(now, actions);
             self.drive_leases(now, actions);

@@ -58,6 +58,11 @@ impl Lease {
         &self.request.pod
     }
 
+    /// True where it has ended, and nobody's word is waited for.
+    pub(crate) fn is_over(&self) -> bool {
+        self.wanted == LeaseState::Gone && (self.local || self.known == Some(LeaseState::Gone))
+    }
+
     /// Time between two messages that ask for the same.
     pub(crate) fn resend_after(&self, resend: Millis) -> Millis {
         resend.doubled(self.refused.min(MOST_DOUBLINGS))

@@ -198,6 +198,15 @@ impl Core {
         }
     }
 
+    /// Removes what is over already, and needs no word to anybody: counted in a pass, it would make a queue look as if it
+    /// had more than its share, and work that runs would be evicted for it. True where there was any.
+    pub(crate) fn remove_over(&mut self) -> bool {
+        let is_over = |id: &LeaseId| self.leases.leases.get(id).is_some_and(Lease::is_over);
+        let over: Vec<LeaseId> = self.leases.touched.iter().copied().filter(is_over).collect();
+        over.iter().for_each(|id| self.remove_lease(*id));
+        !over.is_empty()
+    }
+
     /// Sends for each lease what brings it nearer to what it shall be.
     pub(crate) fn drive_leases(&mut self, now: Time, actions: &mut Vec<Action>) {
         while let Some(id) = self.leases.touched.pop_first() {
@@ -207,16 +216,12 @@ impl Core {
 
     fn drive_lease(&mut self, id: LeaseId, now: Time, actions: &mut Vec<Action>) {
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        if lease.local {
-            if lease.wanted == LeaseState::Gone {
-                self.remove_lease(id);
-            } else {
-                lease.known = Some(lease.wanted);
-            }
+        if lease.is_over() {
+            self.remove_lease(id);
             return;
         }
-        if lease.wanted == LeaseState::Gone && lease.known == Some(LeaseState::Gone) {
-            self.remove_lease(id);
+        if lease.local {
+            lease.known = Some(lease.wanted);
             return;
         }
         let Some(state) = lease.next_state() else { return };

@@ -42,6 +42,7 @@ scenarios! {
     pods_of_one_node_give_once,
     shares_that_move,
     what_starts_counts_once,
+    what_is_over_counts_for_nobody,
     never_fits_beside_guarantees,
     freed_room_counts_for_guarantees,
     case_062_idle_nodes_stay_usable,
