@@ -33,14 +33,14 @@ impl Core {
         if queue.as_str() == ROOT {
             return held(QueueHeld::NotLeaf { queue, child: None });
         }
-        let Some(known) = self.queues.get(&queue).filter(|queue| queue.spec.is_some()) else {
+        if self.queues.get(&queue).is_none_or(|queue| queue.spec.is_none()) {
             return Err(Reason::NoSuchQueue { queue });
-        };
+        }
         if let Some(problem) = self.queues.set_aside(&queue) {
             return held(QueueHeld::SetAside { queue, problem: problem.clone() });
         }
-        if let Some(child) = known.children.first() {
-            return held(QueueHeld::NotLeaf { queue, child: Some(child.clone()) });
+        if let Some(leaf) = self.queues.first_leaf_below(&queue) {
+            return held(QueueHeld::NotLeaf { queue, child: Some(leaf) });
         }
         for (above, _) in self.queues.up_from(&queue) {
             let allowed = self.policies.get(above).and_then(|policy| policy.namespaces.as_ref());

@@ -25,6 +25,8 @@ use crate::reason::{HoldCause, Reason};
 use crate::required::Required;
 use crate::victims::{Guard, Rank, Room, Unit, make_room};
 
+mod share;
+
 /// After a look that found nothing to hold for a gang: how long until the next, and how often that doubles at most.
 const LOOK_AGAIN_AFTER: Millis = Millis::from_seconds(10);
 const MOST_DOUBLINGS: u32 = 5;
@@ -85,10 +87,12 @@ impl Core {
             return;
         }
         if self.holds.contains_key(&key) {
-            if self.is_hold_of_use(key) {
+            if self.is_hold_of_use(key) && self.is_hold_within_share(key, &sum_of(&required.pods)) {
                 return;
             }
             self.release_hold(key);
+            // Others wait for what was held.
+            self.quota_freed = true;
         }
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         if gang.hold_not_before > now && gang.hold_looked_with == self.cluster.capacity_generation {
@@ -168,7 +172,9 @@ impl Core {
             }
             return None;
         };
-        self.is_within_share(key, &asked, &units, &room.units).then_some((units, room))
+        let ending: Vec<_> =
+            room.units.iter().map(|at| (units[*at].queue.clone(), &units[*at].amounts)).collect();
+        self.is_within_share(key, &asked, &ending).then_some((units, room))
     }
 
     /// Nothing can be held for a gang: that is looked at again later and later, since it is much work and seldom changes.
@@ -195,24 +201,6 @@ impl Core {
     pub(crate) fn hold_after(&self, gang: &Gang) -> Millis {
         let policy = self.policies.get(&gang.spec.queue);
         policy.and_then(|policy| policy.hold_after_ms).unwrap_or(self.settings.hold_after_ms)
-    }
-
-    /// Once these have ended its queues have no more than their share with it. What is borrowed is never held.
-    fn is_within_share(&mut self, key: GangKey, asked: &Amounts, units: &[Unit], ending: &[usize]) -> bool {
-        let Some(queue) = self.gangs.gangs.get(&key).map(|gang| gang.spec.queue.clone()) else {
-            return false;
-        };
-        self.chain(&queue).into_iter().all(|queue| {
-            let mut used = self.allocated_of(&queue).clone();
-            for unit in ending.iter().map(|at| &units[*at]) {
-                if self.chain(&unit.queue).contains(&queue) {
-                    used.subtract(&unit.amounts);
-                }
-            }
-            used.add(asked);
-            let share = self.deserved(&queue);
-            asked.keys().all(|key| share.limit(key).is_none_or(|share| used.get(key) <= share))
-        })
     }
 
     /// Keeps these places free for a gang, as the leases that leave them go.

@@ -13,7 +13,9 @@ use crate::core::Core;
 use crate::gang::GangKey;
 use crate::lease::Lease;
 use crate::place::{Overlay, place};
-use crate::reason::{ClaimProblem, Closed, Held, HeldFor, HoldCause, NoRoom, Reason, TERMINATING};
+use crate::reason::{
+    ClaimProblem, Closed, Held, HeldFor, HoldCause, NoEviction, NoRoom, Reason, TERMINATING,
+};
 use crate::why::{fits_mixed, no_room};
 
 /// Most holders named.
@@ -61,21 +63,37 @@ impl Core {
         reason
     }
 
-    /// Of a gang whose minimum waits for room: how much there is now, where others have taken some of it since the gang was
-    /// tried. What is said of evictions stays.
-    pub(crate) fn with_room_of_now(&self, key: GangKey, mut reason: Reason) -> Reason {
+    /// Of a gang whose minimum waits: how much room or quota there is now, where others have taken some of it since the gang
+    /// was tried. What is said of evictions stays.
+    pub(crate) fn as_of_now(&self, key: GangKey, mut reason: Reason) -> Reason {
         match &mut reason {
             Reason::NoRoom(room) => {
                 if let Some(now) = self.room_of_now(key, room) {
                     **room = now;
                 }
             }
+            Reason::QuotaUsed { used, eviction, .. } => {
+                let (used, eviction) = (*used, eviction.clone());
+                if let Some(mut now) = self.quota_of_now(key, used) {
+                    now.set_eviction(eviction.map(|why| NoEviction { short: None, ..*why }));
+                    return now;
+                }
+            }
             Reason::Preempted(preempted) => {
-                preempted.cause = preempted.cause.take().map(|cause| self.with_room_of_now(key, cause));
+                preempted.cause = preempted.cause.take().map(|cause| self.as_of_now(key, cause));
             }
             _ => {}
         }
         reason
+    }
+
+    /// The ceiling that keeps it now, where it is used otherwise than it `was`.
+    fn quota_of_now(&self, key: GangKey, was: u64) -> Option<Reason> {
+        let gang = self.gangs.gangs.get(&key)?;
+        let required = self.required(gang);
+        let charge = self.admission_charge(gang, &required);
+        let now = self.check_quota(key, gang.order, &required, &charge).err()?;
+        matches!(now, Reason::QuotaUsed { used, .. } if used != was).then_some(now)
     }
 
     /// `None` where it sees other room than everybody, or fits now and is tried in a moment.

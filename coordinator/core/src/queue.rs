@@ -299,6 +299,12 @@ impl Queues {
         self.queues.get(name)
     }
 
+    /// The first queue below this one that takes gangs; `None` where it does itself.
+    pub(crate) fn first_leaf_below(&self, name: &QueueName) -> Option<QueueName> {
+        let child = self.get(name)?.children.first()?;
+        Some(self.first_leaf_below(child).unwrap_or_else(|| child.clone()))
+    }
+
     /// Forgets a queue that nobody made and no gang names any more.
     pub(crate) fn forget_if_unused(&mut self, name: &QueueName) {
         let Some(queue) = self.queues.get(name).filter(|queue| queue.is_unused()) else { return };

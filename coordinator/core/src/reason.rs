@@ -28,7 +28,10 @@ pub use held::{Held, OtherHolder};
 pub use queue::QueueHeld;
 use queue::short_of;
 pub use room::{Closed, NoRoom};
-use room::{amount_of, lower, name_closed, open_and_change, open_nodes, or_change, pods};
+use room::{
+    amount_of, fix_of_all_nodes, lower, more_than_all_nodes, name_closed, open_and_change, open_nodes,
+    or_change, pods,
+};
 pub use together::Together;
 pub use unsuited::{Unmet, Unsuited};
 
@@ -364,12 +367,7 @@ impl Reason {
                 lower(*lower_to),
                 or_change(left_out.as_deref().filter(|_| closed.is_empty()))
             ),
-            Self::LargerThanAllNodes { resource, total, asked } => format!(
-                "add nodes with {} more, or have it need at most {} (of a Job lower minAvailable or what its pods ask, \
-                 of a PodGroup spec.minResources)",
-                amount_of(resource, asked.saturating_sub(*total)),
-                format_amount(resource, *total)
-            ),
+            Self::LargerThanAllNodes { resource, total, asked } => fix_of_all_nodes(resource, *total, *asked),
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => open_nodes(nodes, "; "),
             Self::MorePodsWait { cause, .. } => cause.fix(),
@@ -414,12 +412,9 @@ impl Reason {
                     write!(formatter, "; closed: {}", name_closed(closed))
                 }
             }
-            Self::LargerThanAllNodes { resource, total, asked } => write!(
-                formatter,
-                "can never fit: all nodes together have {}, the gang needs at least {}",
-                amount_of(resource, *total),
-                format_amount(resource, *asked)
-            ),
+            Self::LargerThanAllNodes { resource, total, asked } => {
+                formatter.write_str(&more_than_all_nodes(resource, *total, *asked))
+            }
             _ => Ok(()),
         }
     }

@@ -218,7 +218,7 @@ impl Core {
     #[must_use]
     pub fn explain(&self, name: &GangName) -> Option<Explanation> {
         let gang = self.gangs.gangs.get(&self.gang_key(name)?)?;
-        let view = self.gang_view(gang, |reason| self.with_room_of_now(gang.key(), reason));
+        let view = self.gang_view(gang, |reason| self.as_of_now(gang.key(), reason));
         let quota = self.quota_views(gang);
         let needs: BTreeMap<_, _> = self
             .gangs

@@ -67,6 +67,11 @@ impl Node {
         gpus.filter_map(|gpu| self.position(*gpu)).fold(0, |mask, at| mask | 1 << at)
     }
 
+    /// Leases that use what is held for a gang.
+    pub(crate) fn stands_for(&self, key: GangKey) -> impl Iterator<Item = LeaseId> {
+        self.holds.get(&key).into_iter().flat_map(|hold| &hold.stands).copied()
+    }
+
     /// GPUs and use that are free once this is gone, with the holds of these gangs lifted: the others take their part.
     pub(crate) fn left_by(&self, taken: &Taken, is_lifted: impl Fn(GangKey) -> bool) -> (u64, InUse) {
         let mut left = InUse::default();

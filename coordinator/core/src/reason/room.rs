@@ -120,6 +120,34 @@ impl fmt::Display for Closed {
     }
 }
 
+/// A gang asks for more of a resource than there is.
+pub(super) fn more_than_all_nodes(resource: &str, total: u64, asked: u64) -> String {
+    let asked = format_amount(resource, asked);
+    if total == 0 {
+        return format!("can never fit: no node offers {resource}, the gang needs {asked}");
+    }
+    let total = amount_of(resource, total);
+    format!("can never fit: all nodes together have {total}, the gang needs at least {asked}")
+}
+
+pub(super) fn fix_of_all_nodes(resource: &str, total: u64, asked: u64) -> String {
+    if total == 0 {
+        let name = resource.trim_end_matches('s');
+        let instead = match resource {
+            NVIDIA_GPU => String::new(),
+            _ if name == "gpu" || name == NVIDIA_GPU => format!("ask for {NVIDIA_GPU}, or "),
+            _ => "correct the name, or ".to_owned(),
+        };
+        return format!("{instead}add nodes that offer {resource}");
+    }
+    format!(
+        "add nodes with {} more, or have it need at most {} (of a Job lower minAvailable or what its pods ask, of a \
+         PodGroup spec.minResources)",
+        amount_of(resource, asked.saturating_sub(total)),
+        format_amount(resource, total)
+    )
+}
+
 impl NoRoom {
     pub(super) fn fix(&self) -> String {
         if self.mixed_models_would_fit {
@@ -294,4 +322,22 @@ impl fmt::Display for NoRoom {
 
 pub(super) fn name_closed(nodes: &[(NodeName, Closed)]) -> String {
     nodes.iter().map(|(node, closed)| format!("{node}: {closed}")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_resource_that_nobody_offers_the_name_is_doubted() {
+        assert_eq!(more_than_all_nodes("gpu", 0, 8), "can never fit: no node offers gpu, the gang needs 8");
+        for (name, fix) in [
+            ("gpu", "ask for nvidia.com/gpu, or add nodes that offer gpu"),
+            ("nvidia.com/gpus", "ask for nvidia.com/gpu, or add nodes that offer nvidia.com/gpus"),
+            ("mars-tech.com/gpu", "correct the name, or add nodes that offer mars-tech.com/gpu"),
+            ("nvidia.com/gpu", "add nodes that offer nvidia.com/gpu"),
+        ] {
+            assert_eq!(fix_of_all_nodes(name, 0, 8), fix);
+        }
+    }
 }
