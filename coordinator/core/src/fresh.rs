@@ -33,6 +33,7 @@ impl Core {
                 // It is told what others of its group wait for.
                 None => {
                     let is_to_come = |at: &Time| *at > self.now;
+                    room.evicted_at = room.evicted_at.filter(is_to_come);
                     room.until = room.until.filter(is_to_come);
                     if let Some(late) = &mut room.late {
                         late.given_up = late.given_up.filter(is_to_come);

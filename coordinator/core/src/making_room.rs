@@ -61,6 +61,13 @@ pub(crate) struct Victim {
     cause: Arc<str>,
 }
 
+impl Victim {
+    /// It has time to save its work until then, and is evicted afterwards.
+    fn is_told_only(&self, now: Time) -> bool {
+        self.asked == 0 && self.gone_by.is_none() && self.ask_at > now
+    }
+}
+
 /// A plan that evicts others for a gang.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RoomPlan {

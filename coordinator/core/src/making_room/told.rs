@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use phalanx_common::ids::PodUid;
 use phalanx_common::units::Time;
 
+use super::Victim;
 use crate::cluster::NodeIndex;
 use crate::core::Core;
 use crate::gang::GangKey;
@@ -22,7 +24,12 @@ impl Core {
         let nodes = nodes.into_iter().take(NAMED).map(|node| self.cluster.node(node).name.clone());
         let timeout = self.settings.victim_timeout_ms;
         let end_of = |given_up: Time| Time(given_up.0.saturating_sub(timeout.0));
-        let ends = room.victims.values().map(|victim| victim.gone_by.map(end_of));
+        let grace = |uid: &PodUid| self.gangs.pods.get(uid).map(|pod| pod.spec.policy.grace_ms);
+        let end = |(uid, victim): (&PodUid, &Victim)| match victim.gone_by {
+            Some(given_up) => Some(end_of(given_up)),
+            None => grace(uid).map(|grace| victim.ask_at + grace),
+        };
+        let ends = room.victims.iter().map(end);
         let until = ends.collect::<Option<Vec<Time>>>().and_then(|ends| ends.into_iter().max());
         let asked = room.victims.values().filter_map(|victim| Some((victim.gone_by?, victim)));
         let first = asked.min_by_key(|(given_up, victim)| (*given_up, victim.name.clone()));
@@ -32,6 +39,12 @@ impl Core {
         Some(Reason::MakingRoom(Box::new(MakingRoom {
             victims: u32::try_from(room.victims.len()).unwrap_or(u32::MAX),
             nodes: nodes.collect(),
+            evicted_at: room
+                .victims
+                .values()
+                .filter(|victim| victim.is_told_only(self.now))
+                .map(|victim| victim.ask_at)
+                .max(),
             until: until.filter(|until| *until > self.now),
             late,
             gave_up: self.gave_up(key),

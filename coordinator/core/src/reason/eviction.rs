@@ -17,6 +17,9 @@ pub struct MakingRoom {
     pub victims: u32,
     /// The nodes that they are on; at most 8.
     pub nodes: Vec<NodeName>,
+    /// When the last of those that have time to save their work is evicted; `None` where all were.
+    #[serde(default)]
+    pub evicted_at: Option<Time>,
     /// When the last of them is gone at the latest; `None` until that is known, and once it has passed.
     pub until: Option<Time>,
     /// One that should be gone by now.
@@ -204,7 +207,17 @@ impl Reason {
 impl fmt::Display for MakingRoom {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes = self.nodes.iter().map(NodeName::to_string).collect::<Vec<_>>().join(", ");
-        write!(formatter, "waiting for {} to end on {nodes}", pods(self.victims, "evicted "))?;
+        match self.evicted_at {
+            Some(at) => {
+                let pods = pods(self.victims, "");
+                write!(
+                    formatter,
+                    "waiting for {pods} on {nodes}, told to save their work until they are evicted at {}",
+                    clock(at)
+                )?;
+            }
+            None => write!(formatter, "waiting for {} to end on {nodes}", pods(self.victims, "evicted "))?,
+        }
         match &self.late {
             Some(late) => {
                 write!(formatter, "; {} should be gone by now", late.pod)?;

@@ -16,6 +16,7 @@ pub fn examples() -> Vec<Example> {
             Reason::MakingRoom(Box::new(MakingRoom {
                 victims: 2,
                 nodes: vec!["n1".into(), "n2".into()],
+                evicted_at: None,
                 until: Some(NOON),
                 late: None,
                 gave_up: None,
@@ -24,9 +25,18 @@ pub fn examples() -> Vec<Example> {
         also(Reason::MakingRoom(Box::new(MakingRoom {
             victims: 1,
             nodes: vec!["n2".into()],
+            evicted_at: None,
             until: None,
             late: Some(LateVictim { pod: "train-0".into(), given_up: Some(NOON) }),
             gave_up: Some("n1: small-0 did not end in time".into()),
+        }))),
+        also(Reason::MakingRoom(Box::new(MakingRoom {
+            victims: 1,
+            nodes: vec!["n2".into()],
+            evicted_at: Some(NOON),
+            until: None,
+            late: None,
+            gave_up: None,
         }))),
         example(
             "It was evicted for another gang, and waits. Why it does not run elsewhere follows.",
