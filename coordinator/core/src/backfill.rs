@@ -173,7 +173,7 @@ impl Core {
             return None;
         };
         let ending: Vec<_> =
-            room.units.iter().map(|at| (units[*at].queue.clone(), &units[*at].amounts)).collect();
+            room.units.iter().map(|at| (units[*at].queue.clone(), units[*at].amounts.clone())).collect();
         self.is_within_share(key, &asked, &ending).then_some((units, room))
     }
 

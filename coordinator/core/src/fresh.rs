@@ -124,7 +124,7 @@ impl Core {
                     }
                 }
             }
-            Reason::MakingRoom(room) => (room.until, room.late) = (None, None),
+            Reason::MakingRoom(room) => (room.evicted_at, room.until, room.late) = (None, None, None),
             Reason::MorePodsWait { cause, .. } => **cause = self.with_holders((**cause).clone()),
             Reason::Together(together) => {
                 if let Some(cause) = together.cause_mut() {

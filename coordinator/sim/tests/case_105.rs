@@ -9,6 +9,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod support;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,8 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use phalanx_common::gang::PodPhase;
-use phalanx_common::ids::{ClusterId, GpuId, NodeName, Term};
-use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
+use phalanx_common::ids::{ClusterId, NodeName, Term};
 use phalanx_common::units::Time;
 use phalanx_common::wire::{FromAgent, ToAgent, VERSION};
 use phalanx_coordinator::api::store::Store;
@@ -39,7 +40,8 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-const GPUS_PER_NODE: usize = 8;
+use support::inventory;
+
 const GANGS: usize = 20;
 const NAMESPACE: &str = "team";
 const LINK: LinkId = LinkId(0);
@@ -224,28 +226,6 @@ impl Api for Server {
         let mut done = lock(&self.done);
         done.term = done.term.max(above) + 1;
         Ok(done.term)
-    }
-}
-
-fn inventory(node: usize) -> Inventory {
-    let gpu = |at: usize| Gpu {
-        id: GpuId((node as u128 + 1) << 8 | at as u128),
-        index: u32::try_from(at).unwrap(),
-        model: "NVIDIA H100 80GB HBM3".to_owned(),
-        memory_mib: Some(81_559),
-        pci_bus_id: format!("0000:{at:02x}:00.0"),
-        numa: Some(0),
-        health: GpuHealth::Healthy,
-    };
-    let link = GpuLink { nvlinks: 18, pcie: PcieLevel::Sys };
-    Inventory {
-        state: ProbeState::Ready,
-        driver: "580.82.07".to_owned(),
-        cpu_milli: 192_000,
-        memory_bytes: 2 << 40,
-        gpus: (0..GPUS_PER_NODE).map(gpu).collect(),
-        links: vec![vec![link; GPUS_PER_NODE]; GPUS_PER_NODE],
-        nics: Vec::new(),
     }
 }
 

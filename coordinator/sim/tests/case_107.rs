@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod support;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,10 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use phalanx_common::gang::{
     ContainerKind, ContainerRequest, GangSpec, PodBinding, PodPhase, PodRequest, PodSpec,
 };
-use phalanx_common::ids::{ActionId, ClusterId, GangName, GpuId, LeaseId, NodeName, PodUid, QueueName, Term};
+use phalanx_common::ids::{ActionId, ClusterId, GangName, LeaseId, NodeName, PodUid, QueueName, Term};
 use phalanx_common::queue::QueueSpec;
 use phalanx_common::resources::{CPU, NVIDIA_GPU, ResourceName, Resources};
-use phalanx_common::topology::{Gpu, GpuHealth, GpuLink, Inventory, PcieLevel, ProbeState};
 use phalanx_common::units::{Millis, Time};
 use phalanx_common::wire::{FromAgent, LeaseState, ToAgent, VERSION};
 use phalanx_core::action::{Action, Command, QueueStatus};
@@ -26,6 +27,8 @@ use phalanx_core::{Core, Settings};
 use phalanx_node_core as node;
 use phalanx_node_core::LinkId;
 use phalanx_node_core::tombstones::MAX_TOMBSTONES;
+
+use support::inventory;
 
 /// Counts the bytes in use, by whose code asked for them: an agent's tombstones must not hide what the coordinator
 /// keeps. Each piece carries its owner before it.
@@ -87,28 +90,6 @@ const LIFE_MS: u64 = 60_000;
 const QUEUE: &str = "churn";
 /// The longest deadline of a gang: after it nothing may be left of one that is gone.
 const LAST_DEADLINE_MS: u64 = 130_000;
-
-fn inventory(node: usize) -> Inventory {
-    let gpu = |at: usize| Gpu {
-        id: GpuId((node as u128) << 8 | at as u128),
-        index: at as u32,
-        model: "NVIDIA H100 80GB HBM3".to_owned(),
-        memory_mib: Some(81_559),
-        pci_bus_id: format!("0000:{at:02x}:00.0"),
-        numa: Some(0),
-        health: GpuHealth::Healthy,
-    };
-    let link = GpuLink { nvlinks: 18, pcie: PcieLevel::Sys };
-    Inventory {
-        state: ProbeState::Ready,
-        driver: "580.82.07".to_owned(),
-        cpu_milli: 192_000,
-        memory_bytes: 2 << 40,
-        gpus: (0..GPUS_PER_NODE).map(gpu).collect(),
-        links: vec![vec![link; GPUS_PER_NODE]; GPUS_PER_NODE],
-        nics: Vec::new(),
-    }
-}
 
 /// What is due.
 enum Due {

@@ -15,7 +15,7 @@ impl Core {
         &mut self,
         key: GangKey,
         asked: &Amounts,
-        ending: &[(QueueName, &Amounts)],
+        ending: &[(QueueName, Amounts)],
     ) -> bool {
         let Some(queue) = self.gangs.gangs.get(&key).map(|gang| gang.spec.queue.clone()) else {
             return false;
@@ -43,7 +43,6 @@ impl Core {
             Some((queue, lease.taken.amounts.of_pod()))
         };
         let ending: Vec<_> = leases.filter_map(of_queue).collect();
-        let ending: Vec<_> = ending.iter().map(|(queue, amounts)| (queue.clone(), amounts)).collect();
         self.is_within_share(key, asked, &ending)
     }
 }

@@ -212,7 +212,6 @@ fn other_labels(node: &Node) -> impl Iterator<Item = (&Arc<str>, &Arc<str>)> {
 
 fn is_alike(left: &Node, right: &Node) -> bool {
     let of_object = |node: &Node| node.spec.as_ref().map(|spec| (spec.ready, spec.unschedulable));
-    let taints = |node: &Node| node.spec.as_ref().map(|spec| spec.taints.clone());
     let class = |node: &Node| node.agent.as_ref().map(|agent| agent.class);
     left.free_mask == right.free_mask
         && left.capacity == right.capacity
@@ -220,7 +219,7 @@ fn is_alike(left: &Node, right: &Node) -> bool {
         && left.most_pods == right.most_pods
         && (left.is_unknown(), left.is_there()) == (right.is_unknown(), right.is_there())
         && of_object(left) == of_object(right)
-        && taints(left) == taints(right)
+        && left.spec.as_ref().map(|spec| &spec.taints) == right.spec.as_ref().map(|spec| &spec.taints)
         && class(left) == class(right)
         && left.shut() == right.shut()
         && other_labels(left).eq(other_labels(right))

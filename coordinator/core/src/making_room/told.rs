@@ -36,15 +36,13 @@ impl Core {
         let late = first.filter(|(given_up, _)| end_of(*given_up) <= self.now).map(|(given_up, victim)| {
             LateVictim { pod: victim.name.name.clone(), given_up: Some(given_up).filter(|at| *at > self.now) }
         });
+        let told_only = room.victims.values().filter(|victim| victim.is_told_only(self.now));
+        let evicted_at = told_only.map(|victim| victim.ask_at).max();
         Some(Reason::MakingRoom(Box::new(MakingRoom {
             victims: u32::try_from(room.victims.len()).unwrap_or(u32::MAX),
             nodes: nodes.collect(),
-            evicted_at: room
-                .victims
-                .values()
-                .filter(|victim| victim.is_told_only(self.now))
-                .map(|victim| victim.ask_at)
-                .max(),
+            has_notice: evicted_at.is_some(),
+            evicted_at,
             until: until.filter(|until| *until > self.now),
             late,
             gave_up: self.gave_up(key),

@@ -17,7 +17,10 @@ pub struct MakingRoom {
     pub victims: u32,
     /// The nodes that they are on; at most 8.
     pub nodes: Vec<NodeName>,
-    /// When the last of those that have time to save their work is evicted; `None` where all were.
+    /// Some have time to save their work before they are evicted.
+    #[serde(default)]
+    pub has_notice: bool,
+    /// When the last of those is evicted; `None` where that is left out.
     #[serde(default)]
     pub evicted_at: Option<Time>,
     /// When the last of them is gone at the latest; `None` until that is known, and once it has passed.
@@ -207,16 +210,15 @@ impl Reason {
 impl fmt::Display for MakingRoom {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes = self.nodes.iter().map(NodeName::to_string).collect::<Vec<_>>().join(", ");
-        match self.evicted_at {
-            Some(at) => {
-                let pods = pods(self.victims, "");
-                write!(
-                    formatter,
-                    "waiting for {pods} on {nodes}, told to save their work until they are evicted at {}",
-                    clock(at)
-                )?;
-            }
-            None => write!(formatter, "waiting for {} to end on {nodes}", pods(self.victims, "evicted "))?,
+        if self.has_notice {
+            let at = self.evicted_at.map(|at| format!(" at {}", clock(at))).unwrap_or_default();
+            let pods = pods(self.victims, "");
+            write!(
+                formatter,
+                "waiting for {pods} on {nodes}, told to save their work before they are evicted{at}"
+            )?;
+        } else {
+            write!(formatter, "waiting for {} to end on {nodes}", pods(self.victims, "evicted "))?;
         }
         match &self.late {
             Some(late) => {

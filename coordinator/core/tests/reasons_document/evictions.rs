@@ -16,6 +16,7 @@ pub fn examples() -> Vec<Example> {
             Reason::MakingRoom(Box::new(MakingRoom {
                 victims: 2,
                 nodes: vec!["n1".into(), "n2".into()],
+                has_notice: false,
                 evicted_at: None,
                 until: Some(NOON),
                 late: None,
@@ -25,6 +26,7 @@ pub fn examples() -> Vec<Example> {
         also(Reason::MakingRoom(Box::new(MakingRoom {
             victims: 1,
             nodes: vec!["n2".into()],
+            has_notice: false,
             evicted_at: None,
             until: None,
             late: Some(LateVictim { pod: "train-0".into(), given_up: Some(NOON) }),
@@ -33,6 +35,7 @@ pub fn examples() -> Vec<Example> {
         also(Reason::MakingRoom(Box::new(MakingRoom {
             victims: 1,
             nodes: vec!["n2".into()],
+            has_notice: true,
             evicted_at: Some(NOON),
             until: None,
             late: None,
