@@ -76,6 +76,21 @@ fn actions_switches_and_waiting_time_become_keys() {
 }
 
 #[test]
+fn an_action_that_is_none_is_refused_and_switches_nothing_off() {
+    let directory = tempfile::tempdir().unwrap();
+    let (conf, out) = (directory.path().join("volcano.conf"), directory.path().join("coordinator.toml"));
+    fs::write(&conf, "actions: \"enqueue, allocate, premept\"\ntiers:\n- plugins:\n  - name: gang\n")
+        .unwrap();
+    let done = import(&["--scheduler-conf", conf.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert_eq!((done.status.code(), out.exists()), (Some(1), false), "{done:?}");
+    let told = String::from_utf8(done.stderr).unwrap();
+    assert!(
+        told.contains("volcano.conf:1: actions: unknown action \"premept\"; did you mean preempt?"),
+        "{told}"
+    );
+}
+
+#[test]
 fn the_report_is_data_too() {
     let done = import(&["--scheduler-conf", "wish.conf", "--json"]);
     let value: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();

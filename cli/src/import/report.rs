@@ -185,10 +185,14 @@ impl Report<'_> {
                 }
                 None => {
                     let hint = did_you_mean(name, ACTIONS.iter().map(|action| action.name));
-                    let text = format!(
-                        "unknown{hint}: Volcano has no such action and refuses the file; correct it, or leave it out"
-                    );
-                    self.say(Some(*line), "action", shorten(name), Becomes::Unknown, text);
+                    // What it was to switch on would be off otherwise, and nobody asked for that.
+                    self.problems.push(Problem {
+                        line: *line,
+                        message: format!(
+                            "actions: unknown action {:?}{hint}: Volcano refuses the file too; correct it, or leave it out",
+                            shorten(name)
+                        ),
+                    });
                 }
             }
         }
