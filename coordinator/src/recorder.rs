@@ -8,7 +8,7 @@
 mod chain;
 mod record;
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -82,20 +82,26 @@ pub struct Recorder {
     file: PathBuf,
     /// Since when records are left out, because the thread could not keep up.
     gap: Option<Instant>,
+    /// Held as long as this process may write to the folder.
+    lock: Option<File>,
 }
 
 impl Recorder {
-    /// Begins a recording in a directory, which is made if it is not there.
+    /// Begins a recording in a directory, which is made if it is not there, and which is this process's alone: another one
+    /// would count our files among its own and remove them.
     ///
     /// # Errors
-    /// The directory or the first file cannot be made.
+    /// The directory or the first file cannot be made, or another process records there.
     pub fn start(
         directory: &Path,
         start: Time,
         settings: &Settings,
         limits: RecordingLimits,
     ) -> Result<Self, RecorderError> {
-        Self::start_on(Box::new(FileSystem), directory, start, settings, limits)
+        let lock =
+            lock(directory).map_err(|cause| RecorderError { directory: directory.to_owned(), cause })?;
+        let recorder = Self::start_on(Box::new(FileSystem), directory, start, settings, limits)?;
+        Ok(Self { lock: Some(lock), ..recorder })
     }
 
     /// As `start`, on a disk that may be none.
@@ -121,7 +127,7 @@ impl Recorder {
             .name("recorder".to_owned())
             .spawn(move || thread.run(jobs))
             .map_err(failed)?;
-        Ok(Self { queue: Some(queue), told, thread: Some(thread), file, gap: None })
+        Ok(Self { queue: Some(queue), told, thread: Some(thread), file, gap: None, lock: None })
     }
 
     /// The first file of the chain.
@@ -194,6 +200,20 @@ impl Recorder {
         {
             tracing::warn!(file = %self.file.display(), "the recorder's thread has crashed");
         }
+        self.lock = None;
+    }
+}
+
+/// Makes a directory and takes it for this process, until the file is closed, which lies beside it.
+fn lock(directory: &Path) -> io::Result<File> {
+    fs::create_dir_all(directory)?;
+    let file = File::create(directory.with_extension("lock"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another coordinator that runs records there"))
+        }
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 
