@@ -35,14 +35,14 @@ impl Applied {
 }
 
 /// Applies an object. Labels and annotations are merged over the stored ones, so that what the
-/// coordinator wrote stays; the spec is replaced.
+/// coordinator wrote stays; the spec is replaced. Of the status only the state of a queue is anybody's to wish for.
 ///
 /// # Errors
 /// The API's; `Invalid` where a field changed that cannot change.
 pub async fn apply_object(api: &impl Api, wanted: &Object) -> Result<(Arc<Object>, Applied), ApiError> {
     let mut conflicts = 0;
     loop {
-        let outcome = apply_once(api, wanted).await;
+        let outcome = apply_whole(api, wanted).await;
         match outcome {
             Err(error) if error.is_overtaken() && conflicts < MOST_CONFLICTS => {
                 conflicts += 1;
@@ -50,6 +50,28 @@ pub async fn apply_object(api: &impl Api, wanted: &Object) -> Result<(Arc<Object
             other => return other,
         }
     }
+}
+
+async fn apply_whole(api: &impl Api, wanted: &Object) -> Result<(Arc<Object>, Applied), ApiError> {
+    let (stored, applied) = apply_once(api, wanted).await?;
+    let Some(status) = status_in_state(&stored, wanted) else { return Ok((stored, applied)) };
+    let preconditions = stored.preconditions();
+    let stored = api.mutate(Mutation::UpdateStatus { key: stored.key(), preconditions, status }).await?;
+    Ok((stored, if applied == Applied::Created { applied } else { Applied::Configured }))
+}
+
+/// The status with the state that is wished for; `None` where it is in that state or none is. A queue that is closing
+/// is closed as far as anybody can wish.
+fn status_in_state(stored: &Object, wanted: &Object) -> Option<Value> {
+    let wish = wanted.status.get("state")?.as_str()?;
+    let is_open = |state: &str| state == "Open";
+    let now = stored.status.get("state").and_then(Value::as_str).unwrap_or("Open");
+    if is_open(now) == is_open(wish) {
+        return None;
+    }
+    let mut status = stored.status.as_object().cloned().unwrap_or_default();
+    status.insert("state".to_owned(), Value::from(wish));
+    Some(Value::Object(status))
 }
 
 async fn apply_once(api: &impl Api, wanted: &Object) -> Result<(Arc<Object>, Applied), ApiError> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_text::closest;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::amounts::resources_to_json;
 use super::circles::in_circles;
@@ -13,7 +13,7 @@ use super::names::{
     MAX_LABEL, name_problem, read_annotations, read_label_name, read_labels, read_labels_of_gangs, read_name,
 };
 use super::pod::read_pod;
-use super::queue::{check_shares, read_queue, read_queue_policy};
+use super::queue::{check_shares, read_queue, read_queue_policy, read_queue_state};
 use super::reader::{Cursor, Fields, Severity, Sink};
 use super::tree::{Node, Tree, parse_documents, shorten};
 use super::{MAX_MANIFEST_BYTES, NODE_NAME_IS_OURS, Parsed};
@@ -163,8 +163,11 @@ impl Reader {
             fields.finish(sink);
         }
         let mut json = spec.as_ref().map_or_else(|| Value::Object(Map::new()), |spec| spec.node.to_json());
+        let mut wanted_status = Value::Null;
         match kind {
             Kind::Queue => {
+                let state = status.as_ref().and_then(|at| read_queue_state(at, sink));
+                wanted_status = state.map_or(Value::Null, |state| json!({ "state": state }));
                 let queue = read_queue(spec.as_ref(), sink);
                 if let Some(spec) = &spec {
                     check_shares(spec, &metadata.name, &queue, sink);
@@ -203,7 +206,7 @@ impl Reader {
             | Kind::PersistentVolume
             | Kind::PersistentVolumeClaim => return None,
         }
-        Some(Object { kind, metadata, spec: json, status: Value::Null })
+        Some(Object { kind, metadata, spec: json, status: wanted_status })
     }
 
     /// Queues whose parents lead back to themselves. Those of this file only: others may come later.

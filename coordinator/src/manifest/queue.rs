@@ -91,6 +91,16 @@ pub fn read_queue(cursor: Option<&Cursor<'_>>, sink: &mut Sink) -> QueueFields {
     queue
 }
 
+/// Whether a queue is to be open, from its status: there users write it with kubectl too. Everything else in the status
+/// is what was seen once.
+pub fn read_queue_state(status: &Cursor<'_>, sink: &mut Sink) -> Option<&'static str> {
+    let state = status.fields(sink)?.get("state")?;
+    match state.one_of(sink, &["Open", "Closed", "Closing"])? {
+        "Open" => Some("Open"),
+        _ => Some("Closed"),
+    }
+}
+
 /// The name of the queue above; none, as clients write it, and `root` are the same.
 fn read_parent(cursor: &Cursor<'_>, sink: &mut Sink) -> Option<String> {
     if cursor.text(sink)?.is_empty() {

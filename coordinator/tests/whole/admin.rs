@@ -1,7 +1,7 @@
 //! The admin interface over HTTP: answers, and errors that say what to do.
 
 use crate::support::cluster::agents;
-use crate::support::{apply, apply_ok, ask, get, start, stop, until};
+use crate::support::{apply, apply_ok, ask, gang_of, get, start, stop, until};
 use phalanx_core::view::StateView;
 use serde_json::json;
 
@@ -402,5 +402,46 @@ async fn web_pages_are_not_served_through_a_browser() {
     assert_eq!(status("Host: localhost\r\n").await, "200");
     assert_eq!(status("Host: evil.example:7411\r\n").await, "403");
     assert_eq!(status(&format!("Host: {address}\r\nOrigin: http://evil.example\r\n")).await, "403");
+    stop(coordinator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_closed_and_opened_by_its_status_in_a_manifest() {
+    let directory = tempfile::tempdir().unwrap();
+    let coordinator = start(directory.path()).await;
+    let queue = |state: &str| {
+        format!(
+            "apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {{name: research}}\n\
+             status: {{state: {state}, running: 7, allocated: {{cpu: '3'}}}}\n"
+        )
+    };
+    let state = async || {
+        let answer = ask(&coordinator, "GET", "/v1/objects/queue/-/research", None).await;
+        answer.json()["status"].clone()
+    };
+    let reason = async |wanted: &str| {
+        let told = |state: &StateView| {
+            gang_of(state, "late").is_some_and(|gang| format!("{:?}", gang.reason).contains(wanted))
+        };
+        until(&coordinator, wanted, told).await;
+    };
+    apply_ok(&coordinator, &queue("Closed")).await;
+    // What was seen somewhere once is no fact here.
+    let status = state().await;
+    assert_eq!(
+        (&status["state"], status["running"].as_u64().unwrap_or(0)),
+        (&"Closed".into(), 0),
+        "{status}"
+    );
+    apply_ok(&coordinator, &job("late", "research")).await;
+    reason("QueueClosed").await;
+    // A manifest that says nothing of it changes nothing of it.
+    apply_ok(&coordinator, QUEUE).await;
+    assert_ne!(state().await["state"], "Open");
+    apply_ok(&coordinator, &queue("Open")).await;
+    assert_eq!(state().await["state"], "Open");
+    reason("LargerThanAllNodes").await;
+    let wrong = ask(&coordinator, "POST", "/v1/apply", Some(queue("Shut"))).await;
+    assert!(wrong.text.contains("must be Open or Closed or Closing, found"), "{}", wrong.text);
     stop(coordinator).await;
 }
