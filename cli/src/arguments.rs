@@ -21,6 +21,7 @@ Examples:
 
 The server is the one of --server; else the cluster of --kubeconfig or --context; else the server of PHALANX_SERVER;
 else the one that `phalanx up` started; else the cluster that kubectl would ask (KUBECONFIG, ~/.kube/config).
+`kubectl phalanx` passes over the one that `phalanx up` started.
 Exit code: 0 done, 1 refused or failed, 2 wrong usage.";
 
 /// Places gangs of GPU pods: all of a gang or nothing, on exact GPUs.
@@ -100,6 +101,9 @@ pub struct Up {
     /// Run COUNT agents that show the node of this profile instead of this machine's GPUs (repeatable)
     #[arg(long = "profile", value_name = "FILE[=COUNT]")]
     pub profiles: Vec<ProfileCount>,
+    /// Configuration of the coordinator (docs/configuration.md); flags given here win over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Where agents connect to; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7410", value_parser = address)]
     pub listen: SocketAddr,

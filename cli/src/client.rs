@@ -199,13 +199,22 @@ enum Wish {
     Change,
 }
 
+/// As what the program was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// `phalanx`.
+    Own,
+    /// `kubectl phalanx`, which asks the cluster that kubectl would ask, whatever runs on this machine.
+    Kubectl,
+}
+
 impl Client {
     /// The server that was named, else the cluster that was, else the server of the environment, else the one that `up`
     /// started in the default state folder where that answers, else the cluster that kubectl would ask.
     ///
     /// # Errors
     /// None is named and none was started here, or what is named cannot be used.
-    pub fn find(server: Option<ServerUrl>, cluster: &ClusterChoice) -> Result<Self, Failure> {
+    pub fn find(caller: Caller, server: Option<ServerUrl>, cluster: &ClusterChoice) -> Result<Self, Failure> {
         if let Some(server) = server {
             return Ok(Self::new(server));
         }
@@ -220,6 +229,9 @@ impl Client {
                 .map_err(|form: String| Failure::new(format!("{SERVER_VARIABLE}: {text:?}: {form}")));
             return named.map(Self::new);
         }
+        if caller == Caller::Kubectl {
+            return Self::of_cluster(cluster);
+        }
         let state_dir = default_state_dir();
         let started = state_dir.as_ref().ok().and_then(|folder| Endpoints::read(folder));
         let started = started.and_then(|endpoints| endpoints.admin.parse().ok()).map(Self::new);
@@ -227,7 +239,16 @@ impl Client {
             return Self::of_cluster(cluster);
         }
         match started {
-            Some(client) => Ok(client),
+            Some(client) => {
+                if ClusterChoice::is_in_environment() {
+                    // Two were meant by something that the user has set or started: who answers is said.
+                    eprintln!(
+                        "note: this is the coordinator of `phalanx up`; the cluster of KUBECONFIG is asked with \
+                         `kubectl phalanx` or --kubeconfig"
+                    );
+                }
+                Ok(client)
+            }
             None => Err(Failure::new(format!(
                 "no coordinator is known: start one with `phalanx up`, name one with --server http://HOST:PORT or \
                  PHALANX_SERVER, or a cluster with --kubeconfig (looked for {}, $KUBECONFIG and ~/.kube/config)",

@@ -83,6 +83,17 @@ pub fn plan_nodes(profiles: &[ProfileCount]) -> Result<Vec<NodePlan>, Failure> {
     Ok(nodes)
 }
 
+/// The path of a configuration file for programs that run elsewhere.
+///
+/// # Errors
+/// It is not there.
+pub fn config_file(named: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    let Some(file) = named else { return Ok(None) };
+    let path = fs::canonicalize(file)
+        .map_err(|error| Failure::new(format!("--config {}: {}", file.display(), plain(&error))))?;
+    Ok(Some(path))
+}
+
 /// Reads the profiles, so that a wrong one is told before anything is started.
 ///
 /// # Errors
@@ -123,6 +134,8 @@ pub struct ClusterPlan {
     pub listen: SocketAddr,
     /// Where its admin API listens.
     pub admin: SocketAddr,
+    /// Configuration of the coordinator.
+    pub config: Option<PathBuf>,
     /// The agents.
     pub nodes: Vec<NodePlan>,
     /// The processes stay when this one ends.
@@ -160,16 +173,15 @@ impl Cluster {
             Process::start(name, program, arguments, log, plan.detached)
         };
         let folder = state_dir.display();
-        let coordinator = start(
-            "coordinator",
-            &coordinator_program,
-            &arguments(&[
-                ("run", None),
-                ("--state-dir", Some(folder.to_string())),
-                ("--listen", Some(plan.listen.to_string())),
-                ("--admin", Some(plan.admin.to_string())),
-            ]),
-        )?;
+        let config = plan.config.as_ref().map(|file| ("--config", Some(file.display().to_string())));
+        let options = [
+            ("run", None),
+            ("--state-dir", Some(folder.to_string())),
+            ("--listen", Some(plan.listen.to_string())),
+            ("--admin", Some(plan.admin.to_string())),
+        ];
+        let options: Vec<_> = options.into_iter().chain(config).collect();
+        let coordinator = start("coordinator", &coordinator_program, &arguments(&options))?;
         let mut guard = StopOnDrop(vec![coordinator]);
         let (client, endpoints) = wait_for_coordinator(&state_dir, &mut guard.0[0], stop)?;
         let mut agents = StopOnDrop(Vec::new());

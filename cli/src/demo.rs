@@ -50,6 +50,7 @@ pub fn run(options: &Demo, format: Format) -> Result<(), Failure> {
         listen: any_port,
         admin: any_port,
         nodes: plan_nodes(&counts)?,
+        config: None,
         detached: options.keep,
         temporary: true,
     };

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use phalanx_devcluster::{Tool, Version, ensure};
 
 use crate::client::default_state_dir;
-use crate::cluster::{check_profiles, plan_nodes};
+use crate::cluster::{check_profiles, config_file, plan_nodes};
 use crate::failure::{Failure, Format, print_json, print_text};
 use crate::process::Known;
 use crate::signals::Stop;
@@ -113,6 +113,7 @@ fn plan(options: &DevClusterUp) -> Result<Plan, Failure> {
         nodes,
         hollow,
         kube_scheduler: options.kube_scheduler,
+        config: config_file(options.config.as_deref())?,
     })
 }
 

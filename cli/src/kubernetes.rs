@@ -52,6 +52,12 @@ impl ClusterChoice {
             || std::env::home_dir().is_some_and(|home| home.join(".kube/config").is_file())
     }
 
+    /// The environment names a kubeconfig.
+    #[must_use]
+    pub fn is_in_environment() -> bool {
+        named_by_environment().is_some()
+    }
+
     fn read(&self) -> Result<Kubeconfig, Failure> {
         if self.kubeconfig.is_none() {
             named_by_environment().map_or(Ok(()), |names| files_exist(&names))?;

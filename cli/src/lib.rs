@@ -26,9 +26,12 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::arguments::{Arguments, Command};
-use crate::client::Client;
+use crate::client::{Caller, Client};
 use crate::failure::{Failure, Format};
 use crate::kubernetes::ClusterChoice;
+
+/// How the program is called as kubectl's plugin.
+pub const KUBECTL_PLUGIN: &str = "kubectl phalanx";
 
 /// Runs one command. `name` is how the user calls the program. Exit code 0: done, 1: the server or
 /// the input says no, 2: wrong usage.
@@ -45,7 +48,7 @@ pub fn run(name: &'static str, arguments: impl IntoIterator<Item = OsString>) ->
         }
     };
     let format = if arguments.json { Format::Json } else { Format::Text };
-    match dispatch(arguments, format) {
+    match dispatch(name, arguments, format) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print(format);
@@ -54,14 +57,15 @@ pub fn run(name: &'static str, arguments: impl IntoIterator<Item = OsString>) ->
     }
 }
 
-fn dispatch(arguments: Arguments, format: Format) -> Result<(), Failure> {
+fn dispatch(name: &str, arguments: Arguments, format: Format) -> Result<(), Failure> {
+    let caller = if name == KUBECTL_PLUGIN { Caller::Kubectl } else { Caller::Own };
     let cluster = ClusterChoice {
         kubeconfig: arguments.kubeconfig,
         context: arguments.context,
         phalanx_namespace: arguments.phalanx_namespace,
     };
     let server = arguments.server;
-    let find = || Client::find(server, &cluster);
+    let find = || Client::find(caller, server, &cluster);
     match arguments.command {
         Command::Demo(options) => demo::run(&options, format),
         Command::Up(options) => up::up(&options, format),

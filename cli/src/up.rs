@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::arguments::{Down, Up};
 use crate::client::default_state_dir;
-use crate::cluster::{Cluster, ClusterPlan, check_profiles, plan_nodes};
+use crate::cluster::{Cluster, ClusterPlan, check_profiles, config_file, plan_nodes};
 use crate::failure::{Failure, Format, print_json, print_text};
 use crate::process::Started;
 use crate::signals::Stop;
@@ -20,6 +20,7 @@ pub fn up(options: &Up, format: Format) -> Result<(), Failure> {
         state_dir: folder(options.state_dir.as_ref())?,
         listen: options.listen,
         admin: options.admin,
+        config: config_file(options.config.as_deref())?,
         nodes: plan_nodes(&options.profiles)?,
         detached: false,
         temporary: false,

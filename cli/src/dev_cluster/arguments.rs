@@ -43,6 +43,9 @@ pub struct DevClusterUp {
     /// Kubernetes version: 1.37 or 1.34 [default: 1.37]
     #[arg(long, value_name = "VERSION")]
     pub kubernetes: Option<String>,
+    /// Configuration of the coordinator (docs/configuration.md)
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Replicas of the coordinator
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=5))]
     pub replicas: u32,

@@ -83,11 +83,16 @@ async fn start(state: &State, plan: &Plan) -> Result<Installation, Failure> {
         node: NodeName::from(node.name.as_str()),
         profile: node.profile.clone(),
     };
+    let programs = (sibling("phalanx-coordinator")?, sibling("phalanx-agent")?);
+    let mut options = InstallationOptions::new(programs.0, programs.1);
+    if let Some(file) = &plan.config {
+        options.coordinator_flags.push(format!("--config={}", file.display()));
+    }
     let options = InstallationOptions {
         replicas: plan.replicas as usize,
         agents: plan.nodes.iter().map(agent).collect(),
         hollow: plan.hollow as usize,
-        ..InstallationOptions::new(sibling("phalanx-coordinator")?, sibling("phalanx-agent")?)
+        ..options
     };
     Installation::start(servers, options).await.map_err(failure)
 }

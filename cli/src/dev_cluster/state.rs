@@ -31,6 +31,7 @@ pub(super) struct Plan {
     pub nodes: Vec<PlannedNode>,
     pub hollow: u32,
     pub kube_scheduler: bool,
+    pub config: Option<PathBuf>,
 }
 
 impl Plan {
@@ -153,6 +154,7 @@ mod tests {
         fs::write(&other, "long").unwrap();
         let state = State::new(folder.path().to_owned());
         let plan = Plan {
+            config: None,
             kubernetes: "1.37".to_owned(),
             replicas: 1,
             nodes: Vec::new(),
