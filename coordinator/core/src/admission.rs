@@ -21,6 +21,7 @@ impl Core {
     /// Queue and priority class are there, the queue is a leaf in order, open, and takes gangs of this namespace.
     pub(crate) fn check_admissible(&self, gang: &Gang) -> Result<(), Reason> {
         self.check_queue(gang)?;
+        self.check_run_time(gang)?;
         match (&gang.spec.priority_class, self.priority_of(&gang.spec)) {
             (Some(class), None) => Err(Reason::NoSuchPriorityClass { class: class.clone() }),
             _ => Ok(()),

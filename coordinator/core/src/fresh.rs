@@ -14,7 +14,7 @@ use crate::gang::GangKey;
 use crate::lease::Lease;
 use crate::place::{Overlay, place};
 use crate::reason::{
-    ClaimProblem, Closed, Held, HeldFor, HoldCause, NoEviction, NoRoom, Reason, TERMINATING,
+    ClaimProblem, Closed, Held, HeldFor, HoldCause, NoEviction, NoRoom, QueueHeld, Reason, TERMINATING,
 };
 use crate::why::{fits_mixed, no_room};
 
@@ -73,10 +73,8 @@ impl Core {
                     **room = now;
                 }
             }
-            Reason::QuotaUsed { used, eviction, .. } => {
-                let (used, eviction) = (*used, eviction.clone());
-                if let Some(mut now) = self.quota_of_now(key, used) {
-                    now.set_eviction(eviction.map(|why| NoEviction { short: None, ..*why }));
+            Reason::QuotaUsed { .. } | Reason::Queue(_) => {
+                if let Some(now) = self.quota_of_now(key, &reason) {
                     return now;
                 }
             }
@@ -88,13 +86,28 @@ impl Core {
         reason
     }
 
-    /// The ceiling that keeps it now, where it is used otherwise than it `was`.
-    fn quota_of_now(&self, key: GangKey, was: u64) -> Option<Reason> {
+    /// The ceiling, or what is guaranteed to others, that keeps it now, where that is another one or used otherwise than it
+    /// was.
+    fn quota_of_now(&self, key: GangKey, was: &Reason) -> Option<Reason> {
         let gang = self.gangs.gangs.get(&key)?;
         let required = self.required(gang);
-        let charge = self.admission_charge(gang, &required);
-        let now = self.check_quota(key, gang.order, &required, &charge).err()?;
-        matches!(now, Reason::QuotaUsed { used, .. } if used != was).then_some(now)
+        let eviction = was.clone().eviction_mut().and_then(Option::take);
+        let mut now = match was {
+            Reason::Queue(held) if matches!(**held, QueueHeld::Guaranteed { never: false, .. }) => {
+                self.check_guarantee(key, &required)?.0
+            }
+            _ => {
+                was.ceiling()?;
+                let charge = self.admission_charge(gang, &required);
+                self.check_quota(key, gang.order, &required, &charge).err()?
+            }
+        };
+        now.set_eviction(eviction.as_deref().cloned());
+        if !now.is_for_quota() || now == *was {
+            return None;
+        }
+        now.set_eviction(eviction.map(|why| NoEviction { short: None, ..*why }));
+        Some(now)
     }
 
     /// `None` where it sees other room than everybody, or fits now and is tried in a moment.

@@ -97,6 +97,9 @@ pub(crate) struct Gang {
     /// It was shown as completed when it was first heard of.
     #[serde(default)]
     pub(crate) had_ended: bool,
+    /// It was shown as ended for its maximum run time when it was first heard of.
+    #[serde(default)]
+    pub(crate) shown_ran_out: bool,
     /// The status written last.
     pub(crate) written: Option<GangStatus>,
     /// The API shows another one: then it is written again.
@@ -147,6 +150,7 @@ impl Gang {
             running_since: None,
             preempted: None,
             had_ended: false,
+            shown_ran_out: false,
             written: None,
             stray_due: None,
             placing_since: None,

@@ -18,7 +18,7 @@ use crate::amounts::Amounts;
 use crate::core::{Core, Timer};
 use crate::gang::{Gang, GangKey, Pod};
 use crate::phase::{Phase, PhaseKind};
-use crate::reason::{Reason, Together, clock};
+use crate::reason::{QueueHeld, Reason, Together, clock};
 use crate::whole::task_minima;
 
 /// What a gang's times are counted from.
@@ -35,6 +35,17 @@ pub(crate) struct GangTimes {
     pub(crate) has_run: bool,
     /// Why it gave back what it had, the last time; told while it waits.
     pub(crate) released: Option<Arc<str>>,
+    /// It was ended for having run so long.
+    #[serde(default)]
+    pub(crate) ran_out: Option<Millis>,
+}
+
+/// What ends a gang.
+struct End {
+    /// What people are told.
+    cause: String,
+    /// The maximum that it ran for, where that is it.
+    maximum: Option<Millis>,
 }
 
 impl GangTimes {
@@ -44,6 +55,7 @@ impl GangTimes {
             PhaseKind::Running => {
                 self.bound_since.get_or_insert(now);
                 (self.below_since, self.released, self.has_run) = (None, None, true);
+                self.ran_out = None;
             }
             PhaseKind::Degraded => {
                 self.below_since.get_or_insert(now);
@@ -130,15 +142,15 @@ impl Core {
         }
         let ends = [self.grace_end(gang), self.startup_end(gang), self.run_end(gang)];
         let mut due = None;
-        for (at, cause) in ends.into_iter().flatten() {
+        for (at, end) in ends.into_iter().flatten() {
             if at <= now {
-                due = due.or(Some(cause));
+                due = due.or(Some(end));
             } else {
                 self.timers.insert((at, Timer::Gang(key)));
             }
         }
-        if let Some(cause) = due {
-            self.release(key, cause, now, actions);
+        if let Some(end) = due {
+            self.release(key, end, now, actions);
         }
     }
 
@@ -176,14 +188,14 @@ impl Core {
         u32::try_from(pods.count()).unwrap_or(u32::MAX)
     }
 
-    fn grace_end(&self, gang: &Gang) -> Option<(Time, String)> {
+    fn grace_end(&self, gang: &Gang) -> Option<(Time, End)> {
         let since = Self::below_since(gang)?;
         let cause = format!("below its minimum since {}: released", clock(since));
-        Some((self.released_at(gang)?, cause))
+        Some((self.released_at(gang)?, End { cause, maximum: None }))
     }
 
     /// When the pods that its minimum needs must have started.
-    fn startup_end(&self, gang: &Gang) -> Option<(Time, String)> {
+    fn startup_end(&self, gang: &Gang) -> Option<(Time, End)> {
         let queue = &gang.spec.queue;
         let deadline = self.policies.get(queue)?.startup_deadline_ms?;
         let since = gang.times.bound_since.filter(|_| matches!(gang.phase, Phase::Running { .. }))?;
@@ -198,7 +210,7 @@ impl Core {
             pod.spec.name.name,
             self.why_not_started(pod)
         );
-        Some((since + deadline, cause))
+        Some((since + deadline, End { cause, maximum: None }))
     }
 
     /// What a bound pod that does not run waits for, as far as it is known here.
@@ -216,15 +228,36 @@ impl Core {
     }
 
     /// When a gang has run as long as its queue allows.
-    fn run_end(&self, gang: &Gang) -> Option<(Time, String)> {
+    fn run_end(&self, gang: &Gang) -> Option<(Time, End)> {
         let queue = &gang.spec.queue;
         let maximum = self.policies.get(queue)?.maximum_run_ms?;
         let cause = format!("it has run for {maximum}, the maximumRunTime of QueuePolicy {queue}");
-        Some((gang.running_since? + maximum, cause))
+        Some((gang.running_since? + maximum, End { cause, maximum: Some(maximum) }))
     }
 
-    /// All pods of a gang that a coordinator bound are evicted; what comes then is a new start.
-    fn release(&mut self, key: GangKey, cause: String, now: Time, actions: &mut Vec<Action>) {
+    /// A gang that has run as long as its queue allows is not started again: whoever makes its pods anew would have it run
+    /// for ever. A policy that allows more lets it in.
+    pub(crate) fn check_run_time(&self, gang: &Gang) -> Result<(), Reason> {
+        let queue = &gang.spec.queue;
+        let maximum = self.policies.get(queue).and_then(|policy| policy.maximum_run_ms);
+        match (gang.times.ran_out, maximum) {
+            (Some(ran), Some(maximum)) if maximum <= ran => {
+                Err(Reason::Queue(Box::new(QueueHeld::RanOut { queue: queue.clone(), ran, maximum })))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// After a restart: gangs that an earlier leader ended for having run too long, as their status says.
+    pub(crate) fn find_ran_out(&mut self) {
+        for gang in self.gangs.gangs.values_mut().filter(|gang| gang.shown_ran_out) {
+            let policy = self.policies.get(&gang.spec.queue);
+            gang.times.ran_out = policy.and_then(|policy| policy.maximum_run_ms);
+        }
+    }
+
+    /// All pods of a gang that a coordinator bound are evicted; what comes then is a new start, if any.
+    fn release(&mut self, key: GangKey, end: End, now: Time, actions: &mut Vec<Action>) {
         let Some(gang) = self.gangs.gangs.get(&key) else { return };
         let name = gang.spec.name.clone();
         let pods = self.gangs.pods_of(&name).filter(|(_, pod)| pod.is_live() && pod.is_bound_by_us());
@@ -232,7 +265,7 @@ impl Core {
         if pods.is_empty() {
             return;
         }
-        let cause: Arc<str> = Arc::from(cause);
+        let cause: Arc<str> = Arc::from(end.cause);
         self.emit(Command::Warn { message: format!("gang {name} gives its pods up: {cause}") }, actions);
         self.set_waiting(key, false);
         let phase = Phase::Evicting {
@@ -247,6 +280,7 @@ impl Core {
         self.set_phase(key, phase);
         if let Some(gang) = self.gangs.gangs.get_mut(&key) {
             gang.times.released = Some(cause);
+            gang.times.ran_out = end.maximum;
         }
         self.set_reason(key, None);
         self.touched.insert(key);
@@ -309,7 +343,9 @@ impl Core {
             true => format!("starts with fewer since {}: {minimum} of its pods are enough", clock(at)),
             false => format!("starts with fewer, {minimum}, at {}", clock(at)),
         });
-        let released = gang.times.released.as_ref().map(|cause| format!("it had a place before: {cause}"));
+        // Where it is not to start again its reason says so.
+        let released = gang.times.released.as_ref().filter(|_| self.check_run_time(gang).is_ok());
+        let released = released.map(|cause| format!("it had a place before: {cause}"));
         fewer.into_iter().chain(released).collect()
     }
 

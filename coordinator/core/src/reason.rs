@@ -26,6 +26,7 @@ pub use eviction::{
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use queue::QueueHeld;
+pub(crate) use queue::RAN_OUT;
 use queue::short_of;
 pub use room::{Closed, NoRoom};
 use room::{

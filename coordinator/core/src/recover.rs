@@ -58,6 +58,7 @@ impl Core {
             self.reconcile(node, reports, actions);
         }
         self.find_ended();
+        self.find_ran_out();
         self.touched.extend(self.gangs.gangs.keys().copied());
     }
 

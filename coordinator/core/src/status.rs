@@ -10,7 +10,7 @@ use crate::action::{Action, Command, GangPhase, GangStatus, QueueStatus};
 use crate::core::{Core, Pending, Timer};
 use crate::gang::{Gang, GangKey};
 use crate::phase::PhaseKind;
-use crate::reason::Reason;
+use crate::reason::{RAN_OUT, Reason};
 
 /// The pods of a gang are made after its PodGroup: what is missing before this is no news.
 const FIRST_TEXT_AFTER_MS: Millis = Millis(1_000);
@@ -40,11 +40,12 @@ impl Core {
         self.gang_shown(&name, &shown, now);
     }
 
-    /// An earlier leader saw all of it end. Once its pods are gone nothing but its status says so.
+    /// An earlier leader saw all of it end, or ended it. Once its pods are gone nothing but its status says so.
     fn note_ended(&mut self, name: &GangName, shown: &ShownGang) {
         let has_ended = &*shown.phase == GangPhase::Completed.as_str();
+        let has_run_out = shown.reason.as_deref() == Some(RAN_OUT);
         if let Some(gang) = self.gangs.key(name).and_then(|key| self.gangs.gangs.get_mut(&key)) {
-            gang.had_ended = has_ended;
+            (gang.had_ended, gang.shown_ran_out) = (has_ended, has_run_out);
         }
     }
 

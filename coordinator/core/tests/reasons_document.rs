@@ -81,7 +81,7 @@ variants!(reason_name, REASONS, Reason:
 variants!(claim_name, CLAIMS, ClaimProblem:
     Binding Missing OfAnother AwaitsPod Lost Deleting Unreadable UsedByOnePod);
 variants!(queue_name, QUEUES, QueueHeld:
-    AncestorUsed AboveAncestor SetAside NotLeaf AncestorClosed NotAllowed Guaranteed Behind);
+    AncestorUsed AboveAncestor SetAside NotLeaf AncestorClosed NotAllowed RanOut Guaranteed Behind);
 variants!(hold_name, HOLDS, HoldCause: MakingRoom Waited);
 variants!(eviction_name, EVICTIONS, NoEvictionCause: NonPreempting OverShare Quota AdmittedFirst Fit Protected AboveMinimum);
 variants!(spared_name, SPARED, Spared: Budget Until);

@@ -186,13 +186,17 @@ pub enum Spared {
 impl Reason {
     /// Says why nobody is evicted for it, where it waits for quota.
     pub(crate) fn set_eviction(&mut self, why: Option<NoEviction>) {
-        let of_queue = match self {
+        if let Some(eviction) = self.eviction_mut() {
+            *eviction = why.map(Box::new);
+        }
+    }
+
+    /// The same, to be read and set.
+    pub(crate) fn eviction_mut(&mut self) -> Option<&mut Option<Box<NoEviction>>> {
+        match self {
             Self::QuotaUsed { eviction, .. } => Some(eviction),
             Self::Queue(held) => held.eviction_mut(),
             _ => None,
-        };
-        if let Some(eviction) = of_queue {
-            *eviction = why.map(Box::new);
         }
     }
 

@@ -5,10 +5,14 @@ use std::sync::Arc;
 
 use phalanx_common::ids::{GangName, NodeName, QueueName};
 use phalanx_common::resources::format_amount;
+use phalanx_common::units::Millis;
 use serde::{Deserialize, Serialize};
 
 use super::{NoEviction, amount_of};
 use crate::queues::{QueueProblem, ROOT};
+
+/// Code of a gang that was ended for having run as long as it may: a leader that follows reads it in the status.
+pub(crate) const RAN_OUT: &str = "MaximumRunTime";
 
 /// What about its queue, beside that queue's own ceiling, keeps a gang waiting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +80,15 @@ pub enum QueueHeld {
         /// Those that may.
         allowed: Vec<Arc<str>>,
     },
+    /// It has run as long as the queue's policy allows, and was ended.
+    RanOut {
+        /// The gang's queue.
+        queue: QueueName,
+        /// How long it ran.
+        ran: Millis,
+        /// How long it may run.
+        maximum: Millis,
+    },
     /// What is left is guaranteed to others.
     Guaranteed {
         /// The gang's queue.
@@ -120,6 +133,7 @@ impl QueueHeld {
                 | Self::SetAside { .. }
                 | Self::NotLeaf { .. }
                 | Self::NotAllowed { .. }
+                | Self::RanOut { .. }
                 | Self::Guaranteed { never: true, .. }
         )
     }
@@ -162,6 +176,7 @@ impl QueueHeld {
             Self::NotLeaf { .. } => "QueueHasChildren",
             Self::AncestorClosed { .. } => "QueueClosed",
             Self::NotAllowed { .. } => "NamespaceNotAllowed",
+            Self::RanOut { .. } => RAN_OUT,
             Self::Guaranteed { .. } => "GuaranteedToOthers",
             Self::Behind { .. } => "StrictOrder",
         }
@@ -205,6 +220,9 @@ impl QueueHeld {
                     "add {namespace} to namespaces of QueuePolicy {queue}, or name another one in spec.queue"
                 )
             }
+            Self::RanOut { queue, ran, .. } => format!(
+                "delete it and submit it again, or raise maximumRunTime of QueuePolicy {queue} above {ran}"
+            ),
             Self::Guaranteed { resource, capacity, used, kept, asked, never, lower, .. } => {
                 let used = if *never { 0 } else { *used };
                 let over = used.saturating_add(*kept).saturating_add(*asked).saturating_sub(*capacity);
@@ -261,6 +279,10 @@ impl fmt::Display for QueueHeld {
                 let allowed = if allowed.is_empty() { "none".to_owned() } else { list(allowed.iter()) };
                 write!(formatter, "namespace {namespace} may not use queue {queue}; allowed: {allowed}")
             }
+            Self::RanOut { queue, ran, maximum } => write!(
+                formatter,
+                "it was ended when it had run for {ran}: QueuePolicy {queue} allows {maximum} (maximumRunTime)"
+            ),
             Self::Behind { first, pool: Some(pool), .. } => {
                 write!(formatter, "strict order: behind {first} in pool {pool}")
             }

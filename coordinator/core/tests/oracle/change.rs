@@ -174,7 +174,9 @@ fn of_queue(held: &QueueHeld) -> Vec<Suggestion> {
         QueueHeld::Behind { queue, .. } => {
             one(Change::Traverse(queue.clone()), format!("set dequeueStrategy of Queue {queue} to traverse"))
         }
-        QueueHeld::NotLeaf { child: None, .. } | QueueHeld::SetAside { .. } => Vec::new(),
+        QueueHeld::NotLeaf { child: None, .. } | QueueHeld::SetAside { .. } | QueueHeld::RanOut { .. } => {
+            Vec::new()
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use phalanx_common::ids::GangName;
 use phalanx_common::resources::NVIDIA_GPU;
+use phalanx_common::units::Millis;
 use phalanx_core::queues::QueueProblem;
 use phalanx_core::reason::{NoEviction, NoEvictionCause, QueueHeld, Reason};
 
@@ -78,6 +79,14 @@ fn of_the_queue() -> Vec<Example> {
                 queue: "vision".into(),
                 namespace: "team-b".into(),
                 allowed: vec!["team-a".into()],
+            }),
+        ),
+        example(
+            "The gang has run for as long as the QueuePolicy of its queue allows, and was ended. It is not started again.",
+            held(QueueHeld::RanOut {
+                queue: "vision".into(),
+                ran: Millis(72 * 3_600_000),
+                maximum: Millis(72 * 3_600_000),
             }),
         ),
     ]
