@@ -227,6 +227,12 @@ async fn a_queue_that_is_set_aside_says_so_itself() {
     assert!(reason.fix.contains("correct capability[nvidia.com/gpu] of Queue half"), "{reason:?}");
     set_aside("half", "spec.capability[nvidia.com/gpu]: \"0.5\" is not a whole number").await;
     set_aside("below-half", "Queue half above it is set aside: spec.capability[nvidia.com/gpu]").await;
+    let described = cluster.kubectl("describe queue half").await;
+    assert!(described.contains("QueueSetAside"), "{described}");
+    cluster.queue("large", json!({ "deserved": { "cpu": "10E" } })).await;
+    set_aside("large", "spec.deserved.cpu: \"10E\" is not at most 9223372036854775807").await;
+    cluster.queue("nameless", json!({ "capability": { "a b": 1 } })).await;
+    set_aside("nameless", "\"a b\" is not a resource name such as cpu").await;
     // What contradicts itself or others.
     let upside_down =
         json!({ "deserved": { "mars-tech.com/gpu": "4" }, "capability": { "mars-tech.com/gpu": 2 } });
@@ -257,6 +263,11 @@ async fn a_queue_that_is_set_aside_says_so_itself() {
     for right in ["amounts", "l5", "default"] {
         assert_eq!(events_of(&cluster, right, "QueueSetAside").await, [""; 0]);
     }
+    // A queue with others below it takes no gangs any more.
+    cluster.queue("under", json!({ "parent": "amounts" })).await;
+    cluster.gang_in("late", "amounts").await;
+    says(&admin, "late", "QueueHasChildren", "queue amounts has queues below it").await;
+    event_with(&cluster, "late", "Unschedulable", "[QueueHasChildren]").await;
     // Repaired, its gang goes.
     cluster.queue("half", json!({ "capability": { "nvidia.com/gpu": 1 } })).await;
     cluster.until_running("stuck", 1).await;
@@ -271,6 +282,20 @@ async fn a_value_that_is_not_taken_is_told_at_its_object() {
     cluster.leader().await;
     let admin = replica.admin().await;
     let wrong = |name: &'static str, text: &'static str| event_with(&cluster, name, "InvalidValue", text);
+    // What is no list, no time or no field does not come so far.
+    for (spec, named) in [
+        (json!({ "namespaces": "team" }), "spec.namespaces"),
+        (json!({ "minimumRunTime": "-5m" }), "spec.minimumRunTime"),
+        (json!({ "holdAfter": 300 }), "spec.holdAfter"),
+    ] {
+        let refusal = cluster.apply_spec(PHALANX, "QueuePolicy", "bad", spec).await.unwrap_err();
+        assert!(refusal.contains(named), "{refusal}");
+    }
+    let unknown = json!({ "apiVersion": PHALANX, "kind": "QueuePolicy", "metadata": { "name": "loose" },
+        "spec": { "holdTime": "5m" } });
+    let unknown = unknown.to_string();
+    cluster.servers.kubectl_with_input(&["apply", "--validate=false", "-f", "-"], &unknown).await.unwrap();
+    assert_eq!(cluster.object("qpol loose").await["spec"], json!({}));
     let policy = json!({ "namespaces": ["Team_A"], "maximumRunTime": "0s", "startupDeadline": "100000h" });
     cluster.apply_spec(PHALANX, "QueuePolicy", "strange", policy).await.unwrap();
     wrong("strange", "spec.namespaces[0]: must be lower case letters, digits and -").await;
@@ -317,6 +342,9 @@ async fn a_value_that_is_not_taken_is_told_at_its_object() {
     event_with(&cluster, "waits", "Unschedulable", "must be a time such as 30s, 5m or 1h30m, found \"xx\"")
         .await;
     event_with(&cluster, "waits-worker-0", "FailedScheduling", "found \"xx\"").await;
+    let job = job.replace("name: task", "name: late").replace("degraded-grace: x", "run-for: xx");
+    cluster.apply(&job).await;
+    event_with(&cluster, "late", "Unschedulable", "[PodBlocked]").await;
     let described = cluster.kubectl("describe qpol strange").await;
     assert!(described.contains("no gang is stopped"), "{described}");
     for name in ["strange", "said", "lone", "task", "half"] {

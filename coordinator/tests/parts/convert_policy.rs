@@ -283,6 +283,9 @@ fn a_wrong_queue_policy_is_refused_and_of_a_stored_one_the_rest_is_taken() {
     // Namespaces that cannot be read open the queue to nobody.
     let (spec, warnings) = queue_policy(json!({ "namespaces": "team" }));
     assert_eq!((spec.namespaces, warnings.len()), (Some(Vec::new()), 1));
+    let (spec, warnings) = queue_policy(json!("text"));
+    assert_eq!(spec.namespaces, Some(Vec::new()));
+    assert!(warnings[0].ends_with("; nobody may use the queue"), "{warnings:?}");
 }
 
 #[test]

@@ -142,7 +142,11 @@ fn values_that_are_not_taken_are_told_with_what_is_taken_instead() {
     table.applied(&queue("q", json!({ "weight": 0 })), Time(4));
     let weight = "Queue q InvalidValue spec.weight: must be between 1 and 65535, found 0; 1 is taken";
     assert_eq!(told(&mut table, 10_000), [weight]);
+}
 
+#[test]
+fn what_gangs_say_and_nobody_can_read_is_told_where_it_is_written() {
+    let mut table = Table::new(Reading::default().on_kubernetes());
     for (key, text, example, instead) in [
         ("volcano.sh/cooldown-time", "abc", "a time such as 90s", "no cooldown is taken"),
         (
@@ -194,16 +198,19 @@ fn values_that_are_not_taken_are_told_with_what_is_taken_instead() {
             table.deleted(&object.key());
         }
     }
-    // Of a pod that names its PodGroup only what is read of it.
+}
+
+#[test]
+fn a_pod_of_a_group_is_told_what_is_read_of_it_alone() {
+    let mut table = Table::new(Reading::default().on_kubernetes());
     let mut member =
         object(Kind::Pod, "p", json!({ "schedulerName": "phalanx", "containers": [{ "name": "c" }] }));
     member.metadata.annotations.insert(GROUP_NAME.to_owned(), "g".to_owned());
     member.metadata.annotations.insert("phalanx.dev/gang-group".to_owned(), "x".to_owned());
     member.metadata.labels.insert("volcano.sh/cooldown-time".to_owned(), "x".to_owned());
-    let known = table.due(Time(30_000), 100).len();
     table.applied(&member, Time(30_000));
     let reports = table.due(Time(30_000), 100);
-    let [Report::Event(event)] = &reports[known..] else { panic!("{reports:?}") };
+    let [Report::Event(event)] = &reports[..] else { panic!("{reports:?}") };
     assert!(event.note.starts_with("metadata.labels[volcano.sh/cooldown-time]: "), "{}", event.note);
     // One of another scheduler says nothing here.
     member.metadata.name = "stranger".to_owned();
