@@ -2,8 +2,7 @@
 //!
 //! The types of `scheduling.volcano.sh` and `batch.volcano.sh` have the names, fields and meanings that Volcano's users
 //! know: an object that Volcano's own definitions take is taken by these, but for amounts below zero and parents that are no
-//! names. Where Volcano's are installed already, they
-//! are used as they are, and these are not applied.
+//! names. Where Volcano's are installed already, they are used as they are, and these are not applied.
 
 pub mod batch;
 pub mod phalanx;

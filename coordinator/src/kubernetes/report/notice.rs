@@ -116,7 +116,8 @@ fn value_at<'o>(spec: &'o Value, field: &str) -> Option<&'o Value> {
 
 /// Which fields of an object have no effect; `None` where all that it asks for is done.
 fn not_honoured(object: &Object) -> Option<String> {
-    if object.spec.is_null() {
+    // Most objects are pods, and are not read for nothing.
+    if object.spec.is_null() || !matches!(object.kind, Kind::Queue | Kind::PodGroup | Kind::Job) {
         return None;
     }
     let tree = Node::from_json(&object.spec);
