@@ -52,6 +52,18 @@ pub struct QueueSpec {
     /// What its status says; `None` where it was not told.
     #[serde(default)]
     pub shown: Option<ShownQueue>,
+    /// What of its object cannot be read: its limits are not known then, and none may be taken for no limit.
+    #[serde(default)]
+    pub unreadable: Option<Unreadable>,
+}
+
+/// A field that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unreadable {
+    /// The field, as people find it below `spec`.
+    pub field: Arc<str>,
+    /// Its value, and what is allowed.
+    pub message: Arc<str>,
 }
 
 impl QueueSpec {
@@ -70,6 +82,7 @@ impl QueueSpec {
             reclaimable: true,
             dequeue: Dequeue::Traverse,
             shown: None,
+            unreadable: None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Objects to the core's events, and the core's values back to objects. Pure: no API, no clock.
 //!
-//! A stored object that cannot be read gives a warning and no event, or, where it is a pod, an event
-//! with blockers: it alone waits, and says why.
+//! A stored object that cannot be read gives a warning and no event; or, where it is a pod, an event with blockers: it alone
+//! waits, and says why; or, where it is a queue, one that says so: it is set aside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -20,8 +20,8 @@ use crate::api::{ApiError, Change, ChangeBody, Kind, Object, ObjectKey};
 use crate::jobs::named_group;
 use crate::manifest::group::{read_pod_group, read_stored_node, read_stored_priority};
 use crate::manifest::names::{
-    EVICTION_AT, EXACTNESS, GPU_UUIDS, LEASE_ID, MIXED_GPU_MODELS, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM,
-    parse_run_for, parse_switch, shared_text,
+    EVICTION_AT, EXACTNESS, GPU_UUIDS, LEASE_ID, POD_GROUP_UID, RUN_FOR, TASK_SPEC, TERM, parse_run_for,
+    shared_text,
 };
 use crate::manifest::pod::read_pod;
 use crate::manifest::reader::{Cursor, Sink};
@@ -99,6 +99,16 @@ pub fn event_of_object(reading: &Reading, object: &Object) -> Converted {
         // Claims are told with what they are joined with: see `claims::Claims`.
         Kind::StorageClass | Kind::PersistentVolume | Kind::PersistentVolumeClaim => Converted::default(),
     }
+}
+
+/// What a job says of its gang and cannot be read. Its PodGroup gets it and says the same, which is not where people
+/// wrote it.
+#[must_use]
+pub fn warnings_of_job(job: &Object) -> Vec<String> {
+    let mut warnings = Vec::new();
+    drop(policy::of_object(job, &mut warnings));
+    policy::mixed_gpu_models(job, &mut warnings);
+    warnings
 }
 
 /// The fact that an object is gone.
@@ -200,9 +210,7 @@ fn gang(object: &Object, spec: &Cursor<'_>, sink: &mut Sink, warnings: &mut Vec<
             .collect(),
         min_resources: group.min_resources,
         priority_class: group.priority_class.map(shared),
-        mixed_gpu_models: object
-            .annotation(MIXED_GPU_MODELS)
-            .is_some_and(|text| parse_switch(text) == Ok(true)),
+        mixed_gpu_models: policy::mixed_gpu_models(object, warnings),
         policy,
         shown: Some(status::shown_gang(&object.status)),
     }

@@ -1,8 +1,8 @@
 //! Custom resources as Rust types; the manifests in deploy/crds are made from them.
 //!
 //! The types of `scheduling.volcano.sh` and `batch.volcano.sh` have the names, fields and meanings that Volcano's users
-//! know: an object that Volcano's own definitions take is taken by these. Where Volcano's are installed already, they
-//! are used as they are, and these are not applied.
+//! know: an object that Volcano's own definitions take is taken by these, but for amounts below zero and parents that are no
+//! names. Where Volcano's are installed already, they are used as they are, and these are not applied.
 
 pub mod batch;
 pub mod phalanx;

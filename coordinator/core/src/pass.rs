@@ -419,7 +419,9 @@ impl Core {
             let (kind, pods) = (shape_key(&more.shape, &one), one.minimum);
             let mut sum = asked.clone();
             sum.add(&amounts);
-            let held = if let Some(over) = self.queues.over(&gang.spec.queue, &gone, &sum) {
+            let held = if let Some(reason) = self.queues.unknown_limits(&gang.spec.queue) {
+                Held::Known(reason)
+            } else if let Some(over) = self.queues.over(&gang.spec.queue, &gone, &sum) {
                 Held::Known(over.beside(&asked).reason(&gang.spec.queue))
             } else if let Some((reason, _)) = self.kept_from(gang, &asked, &amounts) {
                 Held::Known(reason)

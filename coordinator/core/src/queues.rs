@@ -1,5 +1,6 @@
 //! What is wrong with queues as their objects state them. A queue with a problem is refused when it is made; one that
-//! is stored nevertheless is set aside: only its own gangs wait, and those of the queues below it.
+//! is stored nevertheless is set aside: only its own gangs wait, and those of the queues below it. So is one that cannot be
+//! read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +24,7 @@ const MOST_LOOKED_AT: usize = 64;
 pub struct QueueProblem {
     /// The queue.
     pub queue: QueueName,
-    /// The field: `parent`, `guarantee`, `deserved`.
+    /// The field: `parent`, `guarantee`, `deserved`, or whatever cannot be read.
     pub field: String,
     /// The field's value, and the limit that it breaks.
     pub message: String,
@@ -44,8 +45,13 @@ pub fn problems(specs: &[QueueSpec]) -> Vec<QueueProblem> {
 
 /// What is wrong with one of them.
 pub(crate) fn problem(spec: &QueueSpec, all: &BTreeMap<&QueueName, &QueueSpec>) -> Option<QueueProblem> {
-    let (field, message) = parent_problem(spec, all).or_else(|| amounts_problem(spec))?;
-    Some(QueueProblem { queue: spec.name.clone(), field: field.to_owned(), message })
+    let contradiction = || {
+        let (field, message) = parent_problem(spec, all).or_else(|| amounts_problem(spec))?;
+        Some((field.to_owned(), message))
+    };
+    let unreadable = spec.unreadable.as_ref().map(|it| (it.field.to_string(), it.message.to_string()));
+    let (field, message) = unreadable.or_else(contradiction)?;
+    Some(QueueProblem { queue: spec.name.clone(), field, message })
 }
 
 fn parent_problem(

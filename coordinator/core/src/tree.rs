@@ -11,6 +11,7 @@ use crate::amounts::{Amounts, ResourceKey};
 use crate::core::Core;
 use crate::queue::{Over, Queue, Queues};
 use crate::queues::{QueueProblem, ROOT, problem};
+use crate::reason::{QueueHeld, Reason};
 
 /// What leaves queues, by the queue that it is counted in: an eviction that is only thought of, or a gang's own charge.
 pub(crate) type Gone = BTreeMap<QueueName, Amounts>;
@@ -96,6 +97,14 @@ impl Queues {
     /// What sets a queue aside: its own problem, or that of an ancestor.
     pub(crate) fn set_aside(&self, name: &QueueName) -> Option<&QueueProblem> {
         self.up_from(name).find_map(|(_, queue)| queue.problem.as_ref())
+    }
+
+    /// Of a queue whose limits are not known, or one below it: why nothing more is placed there.
+    pub(crate) fn unknown_limits(&self, name: &QueueName) -> Option<Reason> {
+        let is_unknown = |queue: &Queue| queue.spec.as_ref().is_some_and(|spec| spec.unreadable.is_some());
+        let (_, above) = self.up_from(name).find(|(_, queue)| is_unknown(queue))?;
+        let (queue, problem) = (name.clone(), above.problem.clone()?);
+        Some(Reason::Queue(Box::new(QueueHeld::SetAside { queue, problem })))
     }
 
     /// Specs changed: the tree is put together anew. A queue whose parent is missing, or above and below it at once,
@@ -329,9 +338,12 @@ impl Core {
         self.queues.guarantee_of(queue)
     }
 
-    /// Others may take back what it has above its share: all of its chain allows it.
+    /// Others may take back what it has above its share: all of its chain allows it. What its share is must be known for
+    /// that.
     pub(crate) fn is_reclaimable(&self, queue: &QueueName) -> bool {
-        let allows = |queue: &Queue| queue.spec.as_ref().is_none_or(|spec| spec.reclaimable);
+        let allows = |queue: &Queue| {
+            queue.spec.as_ref().is_none_or(|spec| spec.reclaimable && spec.unreadable.is_none())
+        };
         planted::is(Bug::ReclaimAlways) || self.queues.up_from(queue).all(|(_, queue)| allows(queue))
     }
 }

@@ -169,6 +169,7 @@ scenarios! {
     case_015_ceiling_is_checked_as_fits,
     case_019_broken_gang_goes_before_a_fresh_one,
     case_022_one_wrong_queue_stops_no_other,
+    queue_that_cannot_be_read,
     case_024_ceiling_of_the_parent,
     case_051_strict_order,
     case_055_shares_by_weight_with_ceilings,

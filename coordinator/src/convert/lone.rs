@@ -10,7 +10,6 @@ use phalanx_common::ids::QueueName;
 use super::{Reading, policy};
 use crate::api::Object;
 use crate::jobs::{is_bare, made_group_name, queue_of_pod};
-use crate::manifest::names::{MIXED_GPU_MODELS, parse_switch};
 
 /// Name of a lone pod's gang; `None` where the pod is none.
 pub(super) fn gang_name(reading: &Reading, pod: &Object) -> Option<String> {
@@ -31,6 +30,7 @@ pub(super) fn gang_of(
     // Bound, it has been said, as by the pod itself.
     let mut unread = Vec::new();
     let policy = policy::of_object(object, &mut unread);
+    let mixed_gpu_models = policy::mixed_gpu_models(object, &mut unread);
     if pod.binding.is_none() {
         let new: Vec<String> = unread.into_iter().filter(|warning| !warnings.contains(warning)).collect();
         warnings.extend(new);
@@ -44,9 +44,7 @@ pub(super) fn gang_of(
         min_task_member: BTreeMap::new(),
         min_resources: None,
         priority_class: priority_class.map(Arc::from),
-        mixed_gpu_models: object
-            .annotation(MIXED_GPU_MODELS)
-            .is_some_and(|text| parse_switch(text) == Ok(true)),
+        mixed_gpu_models,
         policy,
         shown: None,
     }

@@ -11,12 +11,12 @@ use serde_json::Value;
 use super::status::{parse_time as parse_point, pod_start};
 use crate::api::Object;
 use crate::manifest::group::PodGroupFields;
-use crate::manifest::names::{TASK_SPEC, parse_switch};
+use crate::manifest::names::{MIXED_GPU_MODELS, TASK_SPEC, parse_switch};
 use crate::manifest::pod::PodFields;
 use crate::manifest::policy::{
     CHECKPOINT_GRACE, COOLDOWN, DEGRADED_GRACE, FEWER_AFTER, GANG_GROUP, MAX_EXEC_TIME, PREEMPTABLE,
-    RUN_ESTIMATE, parse_duration, parse_fewer, parse_grace, parse_group, parse_run_time, parse_seconds,
-    parse_time,
+    RUN_ESTIMATE, instead, parse_duration, parse_fewer, parse_grace, parse_group, parse_run_time,
+    parse_seconds, parse_time,
 };
 
 /// Names of tasks that lead their gang: without them the rest is worth nothing.
@@ -94,7 +94,8 @@ impl Said<'_> {
             Ok(value) => Some(value),
             Err(problem) => {
                 let object = self.object.key();
-                self.warnings.push(format!("{object}: metadata.{place}[{key}]: {problem}; it is left out"));
+                let instead = instead(key);
+                self.warnings.push(format!("{object}: metadata.{place}[{key}]: {problem}; {instead}"));
                 None
             }
         }
@@ -127,6 +128,11 @@ pub(super) fn of_object(object: &Object, warnings: &mut Vec<String>) -> GangPoli
         fewer_after: said.annotation(FEWER_AFTER, parse_fewer),
         sub_groups: Vec::new(),
     }
+}
+
+/// Whether pods of one task may run on GPUs of several models.
+pub(super) fn mixed_gpu_models(object: &Object, warnings: &mut Vec<String>) -> bool {
+    Said { object, warnings }.annotation(MIXED_GPU_MODELS, parse_switch).unwrap_or(false)
 }
 
 /// What matters of a pod when it is to make room, or others for it.

@@ -23,6 +23,8 @@ use crate::metrics::{CREATE_EVENT, Metrics, SET_POD_CONDITION, outcome_name};
 use crate::watch::Watcher;
 
 pub mod notice;
+mod set_aside;
+pub mod shown;
 pub mod table;
 
 /// Writes at once: few, because Bindings go first.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use phalanx_common::gang::{FewerAfter, GangGroup, Grace};
 use phalanx_common::units::Millis;
 
-use super::names::{label_problem, parse_switch};
+use super::names::{MIXED_GPU_MODELS, label_problem, parse_switch};
 use super::tree::shorten;
 
 /// `"false"`: never evicted for others. On pods and PodGroups, as an annotation or a label.
@@ -40,6 +40,28 @@ const MOST_GANGS: u32 = 1_000;
 #[must_use]
 pub fn is_inherited(key: &str) -> bool {
     key.starts_with("volcano.sh/") || OF_GANGS.contains(&key) || key == MAX_EXEC_TIME
+}
+
+/// True for an annotation or a label that says something of gangs, wherever it stands.
+#[must_use]
+pub fn is_of_gangs(key: &str) -> bool {
+    OF_GANGS.contains(&key) || AS_LABELS.contains(&key) || key == MIXED_GPU_MODELS
+}
+
+/// What is done where the value of an annotation or a label cannot be read.
+#[must_use]
+pub fn instead(key: &str) -> &'static str {
+    match key {
+        PREEMPTABLE => "it may be evicted for others, unless its PodGroup says otherwise",
+        COOLDOWN => "no cooldown is taken",
+        CHECKPOINT_GRACE => "its pods are not told before they are evicted",
+        RUN_ESTIMATE | MAX_EXEC_TIME => "defaultRunTime of its queue is taken",
+        DEGRADED_GRACE => "degraded-grace of the coordinator is taken",
+        GANG_GROUP => "it starts by itself",
+        FEWER_AFTER => "it waits for its whole minimum",
+        MIXED_GPU_MODELS => "false is taken",
+        _ => "it is left out",
+    }
 }
 
 /// What is wrong with the value of an annotation or a label that is read, if anything.

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::kube_proxy::{Proxy, Spoil};
 use crate::kubernetes::{KubernetesCluster, until};
+use crate::people::event_of;
 
 /// Time without a write after which none is to come any more.
 const QUIET: Duration = Duration::from_secs(5);
@@ -210,19 +211,6 @@ fn of_kind(cluster: &KubernetesCluster, group: &str, version: &str, kind: &str) 
         return Api::all_with(cluster.client.clone(), &kind);
     }
     Api::namespaced_with(cluster.client.clone(), "default", &kind)
-}
-
-/// Waits for an event with this reason about an object of this name; its text.
-async fn event_of(cluster: &KubernetesCluster, name: &str, reason: &str) -> String {
-    let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
-    until(&format!("an event {reason} of {name}"), || async {
-        let all = events.list(&ListParams::default()).await.ok()?;
-        let mut all = all.into_iter().filter(|event| event.reason.as_deref() == Some(reason));
-        let event =
-            all.find(|event| event.regarding.as_ref().and_then(|about| about.name.as_deref()) == Some(name))?;
-        event.note
-    })
-    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -302,23 +302,6 @@ fn case_116_a_stored_object_that_is_wrong_is_left_out_with_a_warning() {
             "PodGroup a/x: spec: must be a mapping, found a list; the object is left out",
         ),
         (
-            Kind::Queue,
-            json!({ "capability": { "cpu": "1e309" } }),
-            "Queue x: spec.capability.cpu: \"1e309\" is not at most 9223372036854775807; the object is left out",
-        ),
-        // A share that is not known must not be taken for none, nor a place in the tree.
-        (
-            Kind::Queue,
-            json!({ "deserved": { "nvidia.com/gpu": "8x" } }),
-            "Queue x: spec.deserved[nvidia.com/gpu]: \"8x\" is not a quantity such as 2, 500m, 1.5, 16Gi or 1e3; the object is left out",
-        ),
-        (
-            Kind::Queue,
-            json!({ "parent": "Above" }),
-            "Queue x: spec.parent: must be lower case letters, digits, - and ., beginning and ending with a letter or \
-             digit, found \"Above\"; the object is left out",
-        ),
-        (
             Kind::PriorityClass,
             json!({ "value": 2147483648_i64 }),
             "PriorityClass x: spec.value: must be between -2147483648 and 2147483647, found 2147483648; the object is left out",

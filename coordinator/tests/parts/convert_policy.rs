@@ -179,6 +179,57 @@ fn of_a_stored_queue_what_only_ranks_has_its_default() {
     assert_eq!((spec.deserved.get("cpu"), warnings), (Some(2_000), Vec::new()));
 }
 
+/// No limit may be taken for none: the core knows that it is there, and sets it aside.
+#[test]
+fn a_stored_queue_that_cannot_be_read_is_there_with_what_is_wrong() {
+    for (spec, field, message) in [
+        (
+            json!({ "capability": { "nvidia.com/gpu": -1 } }),
+            "capability[nvidia.com/gpu]",
+            "\"-1\" is not zero or more: a quantity must not be negative",
+        ),
+        (
+            json!({ "capability": { "nvidia.com/gpu": "0.5" } }),
+            "capability[nvidia.com/gpu]",
+            "a whole number",
+        ),
+        (json!({ "capability": { "cpu": "1e400" } }), "capability.cpu", "at most 9223372036854775807"),
+        (
+            json!({ "capability": { "cpu": [1] } }),
+            "capability.cpu",
+            "must be a quantity such as 2, 500m or 16Gi",
+        ),
+        (json!({ "capability": { "a b": 1 } }), "capability.a b", "a resource name such as cpu"),
+        (json!({ "deserved": { "memory": "16GB" } }), "deserved.memory", "did you mean 16G?"),
+        (json!({ "deserved": 3 }), "deserved", "must be a mapping, found 3"),
+        (json!({ "guarantee": { "resource": { "cpu": "x" } } }), "guarantee.resource.cpu", "such as 2, 500m"),
+        (json!({ "guarantee": [] }), "guarantee", "must be a mapping"),
+        (json!({ "parent": ["a"] }), "parent", "must be text, found a list"),
+        (json!({ "parent": "No_Name" }), "parent", "found \"No_Name\""),
+        (json!("text"), "spec", "must be a mapping"),
+    ] {
+        let (read, warnings) = queue(&Object::new(Kind::Queue, "", "x").with_spec(spec.clone()));
+        let unreadable = read.unreadable.unwrap_or_else(|| panic!("{spec} was taken"));
+        assert_eq!((&*unreadable.field, warnings.len()), (field, 0), "{spec}: {warnings:?}");
+        assert!(unreadable.message.contains(message), "{spec}: {}", unreadable.message);
+    }
+    // What else is wrong with it is told beside it, and what can be read is.
+    let spec = json!({
+        "parent": "above", "weight": 0, "capability": { "cpu": "x", "memory": "1Gi" }, "deserved": { "cpu": "y" },
+    });
+    let (read, warnings) = queue(&Object::new(Kind::Queue, "", "x").with_spec(spec));
+    assert_eq!(read.parent.as_ref().map(|parent| parent.as_str()), Some("above"));
+    assert_eq!(read.capability.get("memory"), Some(1 << 30));
+    assert_eq!(warnings.len(), 2);
+    assert!(warnings[0].ends_with("found 0; 1 is taken"), "{}", warnings[0]);
+    assert!(
+        warnings[1].starts_with("Queue x: spec.deserved.cpu: ")
+            && warnings[1].ends_with("; the queue is set aside"),
+        "{}",
+        warnings[1]
+    );
+}
+
 #[test]
 fn every_field_of_a_queue_policy_is_read() {
     let spec =
@@ -225,10 +276,16 @@ fn a_wrong_queue_policy_is_refused_and_of_a_stored_one_the_rest_is_taken() {
     }
     let (spec, warnings) = queue_policy(json!({ "holdAfter": "soon", "maximumRunTime": "1h" }));
     assert_eq!((spec.hold_after_ms, spec.maximum_run_ms), (None, Some(Millis(3_600_000))));
-    assert_eq!(warnings, [format!("QueuePolicy q: spec.holdAfter: {time} \"soon\"; it is left out")]);
+    assert_eq!(
+        warnings,
+        [format!("QueuePolicy q: spec.holdAfter: {time} \"soon\"; hold-after of the coordinator is taken")]
+    );
     // Namespaces that cannot be read open the queue to nobody.
     let (spec, warnings) = queue_policy(json!({ "namespaces": "team" }));
     assert_eq!((spec.namespaces, warnings.len()), (Some(Vec::new()), 1));
+    let (spec, warnings) = queue_policy(json!("text"));
+    assert_eq!(spec.namespaces, Some(Vec::new()));
+    assert!(warnings[0].ends_with("; nobody may use the queue"), "{warnings:?}");
 }
 
 #[test]
@@ -293,7 +350,7 @@ fn a_wrong_annotation_is_told_with_an_example_and_takes_no_gang_with_it() {
         assert_eq!((spec.policy, warnings.len()), (GangPolicy::default(), 1), "{key}");
         let begin = format!("PodGroup team/g: metadata.annotations[{key}]: {example}");
         assert!(
-            warnings[0].starts_with(&begin) && warnings[0].ends_with("; it is left out"),
+            warnings[0].starts_with(&begin) && warnings[0].contains(&format!("found {text:?}; ")),
             "{}",
             warnings[0]
         );

@@ -7,7 +7,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
+use kube::api::{Api, ListParams};
 use phalanx_core::view::ReasonView;
 use serde_json::Value;
 
@@ -95,6 +97,33 @@ pub async fn says(admin: &SocketAddr, gang: &str, code: &str, text: &str) -> Rea
         (&*reason.code == code && reason.text.contains(text)).then_some(reason)
     })
     .await
+}
+
+/// Texts of the events with this reason about objects of this name.
+pub async fn events_of(cluster: &KubernetesCluster, name: &str, reason: &str) -> Vec<String> {
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
+    let all = events.list(&ListParams::default()).await.map(|events| events.items).unwrap_or_default();
+    let is_it = |event: &Event| {
+        let about = event.regarding.as_ref().and_then(|about| about.name.as_deref());
+        event.reason.as_deref() == Some(reason) && about == Some(name)
+    };
+    all.into_iter().filter(is_it).filter_map(|event| event.note).collect()
+}
+
+/// Waits for an event with this reason about an object of this name; its text.
+pub async fn event_of(cluster: &KubernetesCluster, name: &str, reason: &str) -> String {
+    until(&format!("an event {reason} of {name}"), || async {
+        events_of(cluster, name, reason).await.into_iter().next()
+    })
+    .await
+}
+
+/// Waits for one that contains this.
+pub async fn event_with(cluster: &KubernetesCluster, name: &str, reason: &str, text: &str) {
+    until(&format!("an event {reason} of {name} with {text}"), || async {
+        events_of(cluster, name, reason).await.iter().any(|note| note.contains(text)).then_some(())
+    })
+    .await;
 }
 
 /// Pods that the coordinator has evicted.

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::shared::{Amounts, NetworkTopology, default_queue, kept_object, one, yes};
+use super::shared::{Amounts, NetworkTopology, default_queue, kept_object, one, parent, yes};
 
 /// What a queue is given and may use.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -58,6 +58,7 @@ pub struct QueueSpec {
     pub priority: Option<i32>,
     /// Queue above this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "parent")]
     pub parent: Option<String>,
     /// fifo: a gang that cannot start blocks those behind it; traverse: they are tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 /// The queue of what names none.
 pub const DEFAULT_QUEUE: &str = "default";
 
-/// An amount of a resource as people write it: a whole number or a Kubernetes quantity (`8`, `"500m"`, `64Gi`).
+/// An amount of a resource as people write it: a whole number or a Kubernetes quantity (`8`, `"500m"`, `64Gi`); never less
+/// than nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Amount {
@@ -34,7 +35,8 @@ impl JsonSchema for Amount {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "x-kubernetes-int-or-string": true,
-            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
+            "minimum": 0,
+            "pattern": r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,4})?$",
         })
     }
 }
@@ -51,6 +53,16 @@ pub(crate) fn whole_object(_: &mut SchemaGenerator) -> Schema {
         "type": "object",
         "x-kubernetes-preserve-unknown-fields": true,
         "x-kubernetes-map-type": "atomic",
+    })
+}
+
+/// The name of a queue above another one; none is written as nothing, too.
+pub(crate) fn parent(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "maxLength": 253,
+        "pattern": r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        "nullable": true,
     })
 }
 

@@ -59,7 +59,7 @@ fn of_the_queue() -> Vec<Example> {
         also(quota_used(NoEvictionCause::Quota, 4)),
         also(quota_used(first, 8)),
         example(
-            "The queue, or one above it, contradicts itself or others: it is set aside, and all other queues go on.",
+            "The queue, or one above it, contradicts itself or others, or cannot be read: it is set aside, and all other queues go on.",
             held(QueueHeld::SetAside {
                 queue: "vision".into(),
                 problem: QueueProblem {

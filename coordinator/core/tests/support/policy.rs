@@ -1,5 +1,5 @@
 //! Queues and what gangs allow others, in scenarios:
-//! `queue q gpu=8 deserved.gpu=4 guarantee.gpu=2 weight=3 parent=p prio=1 open=no reclaimable=no dequeue=fifo`,
+//! `queue q gpu=8 deserved.gpu=4 guarantee.gpu=2 weight=3 parent=p prio=1 open=no reclaimable=no dequeue=fifo unreadable=FIELD`,
 //! `queue-policy q namespaces=a,b min-run=60 hold-after=60 startup=60 default-run=600 max-run=600` (seconds),
 //! `quick` (invariants are not checked), `many G 100 1G q=q` (gangs G-0 …), `set-minimum G min=8`, `set-queue G q`, `fail POD`, `pod-deleted UID`, `queues`, `next` (deadline), `alone` (pods whose PodGroup is not there),
 //! `gang G … preemptable=no cooldown=60 checkpoint=30 estimate=600 degraded-grace=300 group=NAME/2 fewer-after=2/60`,
@@ -15,7 +15,7 @@ use phalanx_common::gang::{
     FewerAfter, GangGroup, GangPolicy, Grace, PodPhase, PodPolicy, PodSpec, SubGroupPolicy,
 };
 use phalanx_common::ids::PodUid;
-use phalanx_common::queue::{Dequeue, QueuePolicySpec, QueueSpec};
+use phalanx_common::queue::{Dequeue, QueuePolicySpec, QueueSpec, Unreadable};
 use phalanx_common::units::{Millis, Time};
 use phalanx_core::event::Event;
 
@@ -25,7 +25,7 @@ use phalanx_core::event::DisruptionBudget;
 use super::{Words, World, resource};
 
 /// Options of a queue that are no resources of its capability.
-const NO_RESOURCE: [&str; 6] = ["prio", "open", "parent", "weight", "reclaimable", "dequeue"];
+const NO_RESOURCE: [&str; 7] = ["prio", "open", "parent", "weight", "reclaimable", "dequeue", "unreadable"];
 
 pub fn queue(words: &Words<'_>) -> QueueSpec {
     let mut spec = QueueSpec::new(words.plain[1].into());
@@ -45,6 +45,8 @@ pub fn queue(words: &Words<'_>) -> QueueSpec {
     spec.weight = u32::try_from(words.number("weight", 1)).unwrap();
     spec.reclaimable = text("reclaimable") != Some("no");
     spec.dequeue = if text("dequeue") == Some("fifo") { Dequeue::Fifo } else { Dequeue::Traverse };
+    spec.unreadable = text("unreadable")
+        .map(|field| Unreadable { field: field.into(), message: "must be a quantity, found \"x\"".into() });
     spec
 }
 

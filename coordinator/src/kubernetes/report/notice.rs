@@ -1,5 +1,5 @@
-//! What is to be read at an object itself: fields of it that have no effect, amounts that may be slips of the hand, and a
-//! job that cannot be read.
+//! What is to be read at an object itself: fields of it that have no effect, values that are not taken, amounts that may be
+//! slips of the hand, and a job that cannot be read.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,16 @@ use serde_json::Value;
 
 use super::super::events::Happening;
 use crate::api::{Kind, Object, ObjectKey};
+use crate::convert::{Reading, event_of_object, warnings_of_job};
 use crate::jobs::status::{INVALID, invalid_text};
 use crate::manifest::group::read_pod_group;
 use crate::manifest::job::read_job;
+use crate::manifest::policy::is_of_gangs;
 use crate::manifest::queue::read_queue;
 use crate::manifest::reader::{Cursor, Sink};
 use crate::manifest::tree::Node;
 
-/// Fields named one by one; of more it is said how many there are.
+/// Fields named one by one.
 const MOST_FIELDS: usize = 12;
 
 /// What was told of one object.
@@ -23,6 +25,7 @@ struct Told {
     uid: String,
     not_honoured: Option<String>,
     doubtful: Option<String>,
+    wrong: Vec<String>,
     invalid: Option<String>,
 }
 
@@ -35,8 +38,8 @@ pub struct Notices {
 impl Notices {
     /// An object is there, or changed: what is to be told of it now. What is wrong with one that was there `before` was
     /// told by whoever led then; its fields without effect may not have been, since it may be older than all leaders.
-    pub fn applied(&mut self, object: &Object, before: bool) -> Vec<Happening> {
-        if !matches!(object.kind, Kind::Queue | Kind::PodGroup | Kind::Job) {
+    pub fn applied(&mut self, reading: &Reading, object: &Object, before: bool) -> Vec<Happening> {
+        if !matches!(object.kind, Kind::Queue | Kind::QueuePolicy | Kind::PodGroup | Kind::Job | Kind::Pod) {
             return Vec::new();
         }
         let (key, invalid) = (object.key(), invalid_job(object));
@@ -45,6 +48,7 @@ impl Notices {
             uid,
             not_honoured: not_honoured(object),
             doubtful: doubtful(object),
+            wrong: wrong(reading, object),
             invalid: invalid.as_ref().map(|it| it.note.clone()),
         };
         let told = self.told.remove(&key).filter(|told| told.uid == now.uid);
@@ -57,10 +61,17 @@ impl Notices {
             let note = now.doubtful.clone();
             happenings.extend(note.map(|note| event(object, DOUBTFUL, note)));
         }
+        // What a pod says is read in part once it has a PodGroup: what is left of it was told.
+        let is_new = |text: &String| told.as_ref().is_none_or(|told| !told.wrong.contains(text));
+        if now.wrong.iter().any(is_new) {
+            let note = now.wrong.iter().take(MOST_FIELDS).map(String::as_str).collect::<Vec<_>>();
+            happenings.push(event(object, INVALID_VALUE, note.join("; ")));
+        }
         if !before && told.is_none_or(|told| told.invalid != now.invalid) {
             happenings.extend(invalid);
         }
-        if now.not_honoured.is_some() || now.doubtful.is_some() || now.invalid.is_some() {
+        let is_some = [&now.not_honoured, &now.doubtful, &now.invalid].into_iter().any(Option::is_some);
+        if is_some || !now.wrong.is_empty() {
             self.told.insert(key, now);
         }
         happenings
@@ -77,6 +88,9 @@ pub const NOT_HONOURED: &str = "NotHonoured";
 
 /// Reason of the event for values that may not be what was meant.
 pub const DOUBTFUL: &str = "DoubtfulValue";
+
+/// Reason of the event for values that are not taken.
+pub const INVALID_VALUE: &str = "InvalidValue";
 
 /// Values that API servers and admission fill in where nobody has asked for anything.
 fn is_default(field: &str, value: Option<&Value>) -> bool {
@@ -102,7 +116,8 @@ fn value_at<'o>(spec: &'o Value, field: &str) -> Option<&'o Value> {
 
 /// Which fields of an object have no effect; `None` where all that it asks for is done.
 fn not_honoured(object: &Object) -> Option<String> {
-    if object.spec.is_null() {
+    // Most objects are pods, and are not read for nothing.
+    if object.spec.is_null() || !matches!(object.kind, Kind::Queue | Kind::PodGroup | Kind::Job) {
         return None;
     }
     let tree = Node::from_json(&object.spec);
@@ -139,6 +154,26 @@ fn doubtful(object: &Object) -> Option<String> {
     let doubts: Vec<String> =
         sink.doubts().take(MOST_FIELDS).map(|(field, message)| format!("{field}: {message}")).collect();
     (!doubts.is_empty()).then(|| doubts.join("; "))
+}
+
+/// Values of an object that are not taken, each with what is done instead.
+fn wrong(reading: &Reading, object: &Object) -> Vec<String> {
+    let metadata = &object.metadata;
+    let warnings = match object.kind {
+        Kind::Job => warnings_of_job(object),
+        // There are many, and most say nothing.
+        Kind::Pod => {
+            let mut keys = metadata.annotations.keys().chain(metadata.labels.keys());
+            if !reading.is_ours(object) || !keys.any(|key| is_of_gangs(key)) {
+                return Vec::new();
+            }
+            event_of_object(reading, object).warnings
+        }
+        _ => event_of_object(reading, object).warnings,
+    };
+    let begin = format!("{}: ", object.key());
+    let text = |warning: String| warning.strip_prefix(&begin).map(str::to_owned).unwrap_or(warning);
+    warnings.into_iter().map(text).collect()
 }
 
 /// The event for a job that cannot be read.

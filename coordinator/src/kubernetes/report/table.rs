@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_common::units::{Millis, Time};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::events::Happening;
 use super::notice::Notices;
+use super::set_aside::SetAside;
+use super::shown::{MORE_WAIT, NOT_FOR_NODES, Shown, code_of};
 use crate::api::store::node_name;
 use crate::api::{Kind, Object, ObjectKey, Preconditions};
 use crate::convert::Reading;
-use crate::convert::status::format_time;
 use crate::jobs::is_bare;
 use crate::manifest::names::GROUP_NAME;
 
@@ -30,89 +31,6 @@ const MOST_CAUSES: usize = 16;
 /// Reasons of the events of gangs.
 const UNSCHEDULABLE: &str = "Unschedulable";
 const SCHEDULED: &str = "Scheduled";
-
-/// Codes of reasons that more nodes do not help: a node autoscaler must not take them for a wish. What a gang that is
-/// not admitted waits for is never such a wish.
-const NOT_FOR_NODES: [&str; 23] = [
-    "NoSuchQueue",
-    "QueueClosed",
-    "NoSuchPriorityClass",
-    "AboveCapability",
-    "QuotaUsed",
-    "TooFewPods",
-    "PodBlocked",
-    "PodGated",
-    "ClaimBinding",
-    "ClaimMissing",
-    "ClaimOfAnother",
-    "ClaimAwaitsPod",
-    "ClaimLost",
-    "ClaimDeleted",
-    "ClaimUnreadable",
-    "ClaimInUse",
-    "MorePodsWait",
-    "GroupIncomplete",
-    "GroupHeld",
-    "GroupOfQueues",
-    "TooFewParts",
-    "Degraded",
-    "InProgress",
-];
-
-/// The condition `PodScheduled=False` of a pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
-    /// `Unschedulable` where a node more would help; else what it waits for.
-    pub reason: String,
-    /// The PodGroup's text.
-    pub message: String,
-}
-
-/// What pods show that a gang needs no more.
-const MORE_WAIT: &str = "[MorePodsWait] the minimum of the pod's gang runs; the pod is above it and waits until there is \
-                         room for it: phalanx why with its name says what is missing";
-
-impl Shown {
-    fn waiting(message: &str) -> Self {
-        Self { reason: "WaitingForGang".to_owned(), message: message.to_owned() }
-    }
-
-    /// What pods show that name a PodGroup that is not there.
-    fn without_group(group: &ObjectKey) -> Self {
-        Self::waiting(&format!(
-            "[NoSuchPodGroup] {group}, which the pod names, does not exist: create it, or drop the annotation {GROUP_NAME}"
-        ))
-    }
-
-    /// The condition to store.
-    #[must_use]
-    pub fn json(&self, now: Time) -> Value {
-        json!({
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": self.reason,
-            "message": self.message,
-            "lastTransitionTime": format_time(Time(now.0 - now.0 % 1000)),
-        })
-    }
-
-    /// The event that goes with it, as users know it.
-    fn event(&self, pod: &ObjectKey, preconditions: &Preconditions) -> Happening {
-        Happening {
-            key: pod.clone(),
-            uid: preconditions.uid.clone().unwrap_or_default(),
-            is_warning: true,
-            reason: "FailedScheduling",
-            action: "Scheduling",
-            note: self.message.clone(),
-        }
-    }
-
-    /// Reason and code: what must change before it is written anew.
-    fn cause(&self) -> (&str, &str) {
-        (&self.reason, code_of(&self.message))
-    }
-}
 
 /// A condition to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,12 +54,6 @@ pub enum Report {
     Condition(Condition),
     /// An event.
     Event(Happening),
-}
-
-/// The `[Code]`, or `[Code/Code]`, that a text begins with.
-fn code_of(message: &str) -> &str {
-    let text = message.strip_prefix('[').unwrap_or_default();
-    text.split_once(']').map_or("", |(code, _)| code)
 }
 
 #[derive(Debug)]
@@ -257,6 +169,7 @@ pub struct Table {
     /// What is to be told, and not before when.
     happenings: Vec<(Time, Happening)>,
     notices: Notices,
+    queues: SetAside,
 }
 
 impl Table {
@@ -264,8 +177,8 @@ impl Table {
     #[must_use]
     pub fn new(reading: Reading) -> Self {
         let (groups, pods, pods_of) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (happenings, notices) = (Vec::new(), Notices::default());
-        Self { reading, groups, pods, pods_of, due: BTreeSet::new(), happenings, notices }
+        let (happenings, notices, queues) = (Vec::new(), Notices::default(), SetAside::default());
+        Self { reading, groups, pods, pods_of, due: BTreeSet::new(), happenings, notices, queues }
     }
 
     /// An object that was there before: its cause was told by whoever led then.
@@ -282,10 +195,11 @@ impl Table {
     }
 
     fn take(&mut self, object: &Object, now: Time, before: bool) {
-        for happening in self.notices.applied(object, before) {
+        for happening in self.notices.applied(&self.reading, object, before) {
             self.happened(happening);
         }
         match object.kind {
+            Kind::Queue => self.queues.applied(&self.reading, object),
             Kind::PodGroup => self.group_applied(object, now),
             Kind::Pod => self.pod_applied(object, now),
             _ => {}
@@ -313,7 +227,7 @@ impl Table {
         let key = object.key();
         let group = object.annotation(GROUP_NAME).filter(|_| self.is_reported(object));
         let Some(group) = group.map(|name| ObjectKey::new(Kind::PodGroup, &key.namespace, name)) else {
-            self.deleted(&key);
+            self.pod_gone(&key);
             return;
         };
         let conditions = object.status.get("conditions").and_then(Value::as_array).into_iter().flatten();
@@ -331,7 +245,7 @@ impl Table {
         let (since, written, told) =
             before.map_or((now, Time(0), Time(0)), |before| (before.since, before.written, before.told));
         if before.is_none() {
-            self.deleted(&key);
+            self.pod_gone(&key);
         }
         let (since_of_group, stands) =
             self.groups.get(&group).map_or((since, STANDS), |group| (group.since, group.pods_stand()));
@@ -353,10 +267,16 @@ impl Table {
             && !is_gated
     }
 
-    /// An object is gone, or nothing is to be said of it any more.
+    /// An object is gone.
     pub fn deleted(&mut self, key: &ObjectKey) {
         self.groups.remove(key);
         self.notices.deleted(key);
+        self.queues.deleted(key);
+        self.pod_gone(key);
+    }
+
+    /// A pod is gone, or waits for nothing any more.
+    fn pod_gone(&mut self, key: &ObjectKey) {
         let Some(pod) = self.pods.remove(key) else { return };
         if let Some(pods) = self.pods_of.get_mut(&pod.group) {
             pods.remove(key);
@@ -381,6 +301,7 @@ impl Table {
     /// What is due, about `most` of it.
     pub fn due(&mut self, now: Time, most: usize) -> Vec<Report> {
         let mut reports = Vec::new();
+        self.queues.due(now).into_iter().for_each(|happening| self.happened(happening));
         let groups = &self.groups;
         self.happenings.retain(|(at, happening)| {
             let is_due = *at <= now && reports.len() < most;
@@ -481,7 +402,7 @@ impl Table {
     #[must_use]
     pub fn next(&self) -> Option<Time> {
         let happenings = self.happenings.iter().map(|(time, _)| *time);
-        happenings.chain(self.due.first().map(|(time, _)| *time)).min()
+        happenings.chain(self.due.first().map(|(time, _)| *time)).chain(self.queues.next()).min()
     }
 }
 
@@ -498,3 +419,7 @@ fn is_true_still(groups: &BTreeMap<ObjectKey, Group>, happening: &Happening) -> 
 #[cfg(test)]
 #[path = "table/tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "table/wrong_tests.rs"]
+mod wrong_tests;
