@@ -13,6 +13,7 @@ use crate::cluster::NodeIndex;
 use crate::core::{Core, Timer};
 use crate::event::NodeSpec;
 use crate::evictable::{Evictable, Facts, Tally, Victims, never_evicts, queues_of};
+use crate::fewer::Lowering;
 use crate::gang::{Gang, GangKey};
 use crate::givers::AboveShare;
 use crate::pass::{ShapeKey, shape_key};
@@ -23,7 +24,7 @@ use crate::queues::ROOT;
 use crate::reason::{NoEviction, NoEvictionCause, Reason};
 use crate::required::Required;
 use crate::victims::{Guard, NoHelp, Room, Unit, make_room};
-use crate::why::{by_size, largest_minimum};
+use crate::why::by_size;
 
 /// Those named in a reason.
 const NAMED: usize = 4;
@@ -135,7 +136,7 @@ impl Core {
             }
             None => look.cause.map(NoEviction::of),
         };
-        let why = why.map(|why| self.with_lower(key, required, lacks, why, now));
+        let why = why.map(|why| self.with_fewer_evicted_for(key, required, lacks, why));
         self.timers.extend(next.map(|at| (at, Timer::Gang(key))));
         if let Some(memory_key) = memory_key {
             self.eviction_memory.no_help.insert(memory_key, (why.clone(), next));
@@ -151,33 +152,6 @@ impl Core {
         let has_own_view = self.has_own_view(key, self.now);
         let shape = shape_key(&self.shape(key), required);
         (!has_own_view).then(|| (gang.spec.queue.clone(), priority, never, shape))
-    }
-
-    /// The same with the largest minimum for which evictions would make room.
-    fn with_lower(
-        &mut self,
-        key: GangKey,
-        required: &Required,
-        lacks: &[Lack],
-        mut why: NoEviction,
-        now: Time,
-    ) -> NoEviction {
-        let may = match why.cause {
-            NoEvictionCause::Fit { .. } | NoEvictionCause::OverShare { .. } => lacks.is_empty(),
-            NoEvictionCause::NonPreempting
-            | NoEvictionCause::Quota
-            | NoEvictionCause::AdmittedFirst { .. }
-            | NoEvictionCause::Protected
-            | NoEvictionCause::AboveMinimum => false,
-        };
-        if may {
-            let all = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
-            why.lower_to = largest_minimum(all, |minimum| {
-                let pods = required.pods.get(..minimum as usize).unwrap_or_default();
-                matches!(self.look_for_room(key, pods, lacks, now).room, Some(Ok(_)))
-            });
-        }
-        why
     }
 
     /// Looks for room for these pods of a gang. Changes nothing.
@@ -378,7 +352,8 @@ impl Core {
         if pods.is_empty() || pods.len() < missing as usize {
             return reason;
         }
-        let required = Required { pods, minimum: missing, all: tally.all, is_fixed: false };
+        let lowering = Some(Lowering::beside(gang, tally.live + tally.succeeded));
+        let required = Required { pods, minimum: missing, all: tally.all, lowering };
         match self.evict_for(key, &required, &[], now) {
             Ok(()) => self.making_room(key).unwrap_or(reason),
             Err(why) => {

@@ -311,7 +311,7 @@ impl Core {
                 asked.subtract(&gang.charge);
             }
         }
-        let required = Required { is_fixed: true, pods: speaker.required.pods.clone(), ..speaker.required };
+        let required = Required { lowering: None, pods: speaker.required.pods.clone(), ..speaker.required };
         let order = starters.first().map_or(speaker.order, |first| first.order);
         self.check_quota(speaker.key, order, &required, &asked).map_err(|reason| {
             let keys: Vec<GangKey> = starters.iter().map(|starter| starter.key).collect();
@@ -339,6 +339,7 @@ impl Core {
                 }
                 Err(reason) => {
                     self.note_pods_missing(starter.key);
+                    let reason = self.with_those_that_exist(&starter.required, reason);
                     lacking = lacking.or(Some((starter.name.clone(), reason)));
                 }
             }

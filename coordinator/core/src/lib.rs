@@ -19,6 +19,7 @@ pub mod event;
 mod evictable;
 mod eviction;
 mod facts;
+mod fewer;
 mod foreign;
 mod fresh;
 mod gang;

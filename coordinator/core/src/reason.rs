@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 mod claims;
 mod clock;
 mod eviction;
+mod fewer;
 mod held;
 mod offer;
 mod queue;
@@ -23,14 +24,16 @@ pub(crate) use clock::clock;
 pub use eviction::{
     HeldFor, HoldCause, LateVictim, MakingRoom, NoEviction, NoEvictionCause, Preempted, Spared,
 };
+pub use fewer::Fewer;
+use fewer::or_fewer;
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use queue::QueueHeld;
 use queue::short_of;
 pub use room::{Closed, NoRoom};
 use room::{
-    amount_of, fix_of_all_nodes, lower, more_than_all_nodes, name_closed, open_and_change, open_nodes,
-    or_change, pods,
+    amount_of, fix_of_all_nodes, more_than_all_nodes, name_closed, open_and_change, open_nodes, or_change,
+    pods,
 };
 pub use together::Together;
 pub use unsuited::{Unmet, Unsuited};
@@ -64,7 +67,7 @@ pub enum Reason {
         /// What the gang's minimum asks.
         asked: u64,
         /// The largest minimum that the ceiling allows, where there is one.
-        lower_to: Option<u32>,
+        lower_to: Option<Fewer>,
     },
     /// The queue's ceiling is reached.
     QuotaUsed {
@@ -90,6 +93,9 @@ pub enum Reason {
         minimum: u32,
         /// The task that lacks pods, where a task's own minimum is not met.
         task: Option<Arc<str>>,
+        /// What to lower so that those that exist are enough, where there are any.
+        #[serde(default)]
+        lower_to: Option<Box<Fewer>>,
     },
     /// A pod cannot be placed because of a field of its own.
     PodBlocked {
@@ -148,7 +154,7 @@ pub enum Reason {
         /// Pods would fit if GPUs of several models could be mixed.
         mixed_models_would_fit: bool,
         /// The largest minimum that an empty cluster would take, where there is one.
-        lower_to: Option<u32>,
+        lower_to: Option<Fewer>,
         /// Nodes that constraints of the pod leave out.
         #[serde(default)]
         left_out: Option<Box<Unsuited>>,
@@ -222,17 +228,6 @@ impl Reason {
             self,
             Self::NoRoom(_) | Self::NodesClosed { .. } | Self::InProgress { .. } | Self::MakingRoom(_)
         )
-    }
-
-    /// The same where it is only about the rest of a gang, of which so many pods are bound.
-    pub(crate) fn beside_bound(mut self, bound: u32) -> Self {
-        let lower_to = match &mut self {
-            Self::NoRoom(room) | Self::NodesClosed { room, .. } => &mut room.lower_to,
-            Self::LargerThanCluster { lower_to, .. } => lower_to,
-            _ => return self,
-        };
-        *lower_to = lower_to.map(|count| count.saturating_add(bound));
-        self
     }
 
     /// It can never run unless its object, its queue or the nodes change.
@@ -323,7 +318,7 @@ impl Reason {
             Self::AboveCapability { queue, resource, asked, lower_to, .. } => format!(
                 "raise capability {resource} of Queue {queue} to {}{}",
                 format_amount(resource, *asked),
-                lower(*lower_to)
+                or_fewer(lower_to.as_ref())
             ),
             Self::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
                 let short = short_of(*limit, *used, *asked, eviction.as_deref());
@@ -333,14 +328,13 @@ impl Reason {
                     format_amount(resource, short)
                 )
             }
-            Self::TooFewPods { exist, minimum, task } => {
+            Self::TooFewPods { exist, minimum, task, lower_to } => {
+                let fewer = or_fewer(lower_to.as_deref());
                 let more = pods(minimum.saturating_sub(*exist), "more ");
                 match task {
-                    Some(task) => {
-                        format!("create {more} of task {task}{BY_JOB}, or lower its minimum")
-                    }
+                    Some(task) => format!("create {more} of task {task}{BY_JOB}{fewer}"),
                     None if *exist == 0 => format!("create {} of this gang{BY_JOB}", pods(*minimum, "")),
-                    None => format!("create {more}{BY_JOB}, or lower minMember to {exist}"),
+                    None => format!("create {more}{BY_JOB}{fewer}"),
                 }
             }
             Self::PodBlocked { field, .. } => format!("change {field}"),
@@ -364,7 +358,7 @@ impl Reason {
                 "{}add nodes for {}, of which the next asks {shape}{}{}",
                 open_and_change(closed, left_out.as_deref()),
                 pods(minimum.saturating_sub(*fit), "more "),
-                lower(*lower_to),
+                or_fewer(lower_to.as_ref()),
                 or_change(left_out.as_deref().filter(|_| closed.is_empty()))
             ),
             Self::LargerThanAllNodes { resource, total, asked } => fix_of_all_nodes(resource, *total, *asked),
@@ -444,10 +438,10 @@ impl fmt::Display for Reason {
                 )?;
                 eviction.as_ref().map_or(Ok(()), |eviction| write!(formatter, "; {eviction}"))
             }
-            Self::TooFewPods { exist, minimum, task: Some(task) } => {
+            Self::TooFewPods { exist, minimum, task: Some(task), .. } => {
                 write!(formatter, "only {exist} of {minimum} pods of task {task} exist")
             }
-            Self::TooFewPods { exist, minimum, task: None } => {
+            Self::TooFewPods { exist, minimum, task: None, .. } => {
                 write!(formatter, "only {exist} of the {minimum} pods needed exist")
             }
             Self::PodBlocked { pod, field, message } => write!(formatter, "pod {pod}: {field}: {message}"),

@@ -129,6 +129,7 @@ scenarios! {
     best_set,
     late_plans,
     lone_pods,
+    lowered_minima,
     late_reads,
     late_bindings,
     pods_that_never_come,

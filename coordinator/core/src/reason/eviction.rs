@@ -8,7 +8,7 @@ use phalanx_common::resources::format_amount;
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
-use super::{Reason, amount_of, clock, pods};
+use super::{Fewer, Reason, amount_of, clock, pods};
 
 /// Others are being evicted for a gang, or are to end by themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ pub struct NoEviction {
     /// Who could have gone and is protected; at most 4.
     pub spared: Vec<Spared>,
     /// The largest minimum for which evictions would make room, where there is one.
-    pub lower_to: Option<u32>,
+    pub lower_to: Option<Fewer>,
     /// Pods that would not fit though others went: how many, and how many GPUs each asks for. Empty where others going
     /// does not help at all.
     #[serde(default)]

@@ -7,6 +7,7 @@ use phalanx_common::ids::{GangName, NodeName, QueueName};
 use phalanx_common::resources::format_amount;
 use serde::{Deserialize, Serialize};
 
+use super::fewer::{Fewer, or_fewer};
 use super::{NoEviction, amount_of};
 use crate::queues::{QueueProblem, ROOT};
 
@@ -44,7 +45,7 @@ pub enum QueueHeld {
         /// What the gang's minimum asks.
         asked: u64,
         /// The largest minimum that the ceiling allows, where there is one.
-        lower_to: Option<u32>,
+        lower_to: Option<Fewer>,
     },
     /// Its queue, or one above it, contradicts itself or others.
     SetAside {
@@ -180,12 +181,8 @@ impl QueueHeld {
             }
             Self::AboveAncestor { ancestor, resource, asked, lower_to, .. } => {
                 let asked = format_amount(resource, *asked);
-                let lower =
-                    lower_to.map(|count| format!(", or lower minMember (minAvailable of a Job) to {count}"));
-                format!(
-                    "raise capability {resource} of Queue {ancestor} to {asked}{}",
-                    lower.unwrap_or_default()
-                )
+                let fewer = or_fewer(lower_to.as_ref());
+                format!("raise capability {resource} of Queue {ancestor} to {asked}{fewer}")
             }
             Self::SetAside { problem, .. } => {
                 format!(

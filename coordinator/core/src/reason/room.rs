@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::amounts::PODS;
 
+use super::fewer::{Fewer, or_fewer};
 use super::{Held, HeldFor, MIX_FIX, NoEviction, OtherHolder, Unmet, Unsuited};
 
 /// What is free where a gang does not fit.
@@ -39,7 +40,7 @@ pub struct NoRoom {
     /// It would fit if GPUs of several models could be mixed.
     pub mixed_models_would_fit: bool,
     /// The largest minimum that would fit now, where there is one.
-    pub lower_to: Option<u32>,
+    pub lower_to: Option<Fewer>,
     /// Nodes that take no new pods, and why; at most 8.
     pub closed: Vec<(NodeName, Closed)>,
     /// GPUs whose holder does not use them yet, or any more; at most 4.
@@ -160,7 +161,7 @@ impl NoRoom {
         if &*self.resource == PODS {
             let slots =
                 if missing == 1 { "1 more pod slot is" } else { &format!("{missing} more pod slots are") };
-            return format!("wait until {slots} free{}", lower(self.lower_to));
+            return format!("wait until {slots} free{}", or_fewer(self.lower_to.as_ref()));
         }
         if let Some(unmet) = self.left_out.as_ref().and_then(|out| out.in_use()) {
             let nodes = if missing == 1 { "1 more node".to_owned() } else { format!("{missing} more nodes") };
@@ -168,13 +169,13 @@ impl NoRoom {
                 Unmet::Port(port) => format!("{port} is free on {nodes}"),
                 _ => format!("{nodes} may have one pod more"),
             };
-            return format!("wait until {what}{}", lower(self.lower_to));
+            return format!("wait until {what}{}", or_fewer(self.lower_to.as_ref()));
         }
         format!(
             "wait for room for {}{}{}{}",
             pods(missing, "more "),
             self.sizes(missing),
-            lower(self.lower_to),
+            or_fewer(self.lower_to.as_ref()),
             or_change(self.left_out.as_deref())
         )
     }
@@ -183,7 +184,8 @@ impl NoRoom {
 impl NoRoom {
     /// What evicting others would help, or why it would not.
     pub(crate) fn settle_evictions(&mut self, why: Option<Box<NoEviction>>) {
-        self.lower_to = self.lower_to.max(why.as_ref().and_then(|why| why.lower_to));
+        let evicted = why.as_ref().and_then(|why| why.lower_to.clone());
+        self.lower_to = self.lower_to.take().max(evicted);
         self.count_on_evictions(why.as_deref());
         self.eviction = why;
     }
@@ -215,13 +217,6 @@ impl NoRoom {
             }
         }
     }
-}
-
-/// The suggestion to lower the minimum, where a lower one would do.
-pub(super) fn lower(minimum: Option<u32>) -> String {
-    minimum
-        .map(|minimum| format!(", or lower minMember (minAvailable of a Job) to {minimum}"))
-        .unwrap_or_default()
 }
 
 /// The suggestion to change the pod, where that would do.

@@ -4,8 +4,8 @@ use phalanx_common::constraints::{Taint, TaintEffect};
 use phalanx_common::ids::GangName;
 use phalanx_common::resources::NVIDIA_GPU;
 use phalanx_core::reason::{
-    Closed, Held, HeldFor, HoldCause, NoEviction, NoEvictionCause, NoRoom, OtherHolder, Reason, Spared,
-    Unmet, Unsuited,
+    Closed, Fewer, Held, HeldFor, HoldCause, NoEviction, NoEvictionCause, NoRoom, OtherHolder, Reason,
+    Spared, Unmet, Unsuited,
 };
 
 use super::evictions::NOON;
@@ -156,7 +156,11 @@ fn of_the_nodes() -> Vec<Example> {
                 minimum: 6,
                 shape: "nvidia.com/gpu=8".into(),
                 mixed_models_would_fit: false,
-                lower_to: Some(4),
+                lower_to: Some(Fewer {
+                    tasks: vec![("worker".into(), 3)],
+                    resources: vec![(NVIDIA_GPU.into(), 32)],
+                    ..Fewer::to(4)
+                }),
                 left_out: None,
                 closed: Vec::new(),
             },
@@ -175,12 +179,20 @@ fn of_what_is_free() -> Vec<Example> {
              others hold. Nodes that constraints leave out, whose ports are taken or that are full of pods are counted. \
              Where a lower `minMember`, or another constraint, would let the gang start now, the fix says so.",
             Reason::NoRoom(Box::new(NoRoom {
-                lower_to: Some(1),
+                lower_to: Some(Fewer::to(1)),
                 held: vec![held],
                 others: vec![other],
                 ..room(2, 1, 2, 3)
             })),
         ),
+        also(Reason::NoRoom(Box::new(NoRoom {
+            lower_to: Some(Fewer {
+                is_so_low: true,
+                resources: vec![(NVIDIA_GPU.into(), 3)],
+                ..Fewer::to(1)
+            }),
+            ..room(1, 1, 2, 3)
+        }))),
         also(Reason::NoRoom(Box::new(NoRoom {
             left_out: Some(unsuited(vec![taint()])),
             ..room(1, 0, 1, 4)

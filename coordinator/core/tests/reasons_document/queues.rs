@@ -3,7 +3,7 @@
 use phalanx_common::ids::GangName;
 use phalanx_common::resources::NVIDIA_GPU;
 use phalanx_core::queues::QueueProblem;
-use phalanx_core::reason::{NoEviction, NoEvictionCause, QueueHeld, Reason};
+use phalanx_core::reason::{Fewer, NoEviction, NoEvictionCause, QueueHeld, Reason};
 
 use super::nodes::because;
 use super::{Example, also, example};
@@ -40,7 +40,7 @@ fn of_the_queue() -> Vec<Example> {
                 resource: NVIDIA_GPU.into(),
                 limit: 16,
                 asked: 32,
-                lower_to: Some(2),
+                lower_to: Some(Fewer::to(2)),
             },
         ),
         example(
@@ -105,7 +105,7 @@ fn of_those_above() -> Vec<Example> {
                 resource: NVIDIA_GPU.into(),
                 limit: 8,
                 asked: 16,
-                lower_to: Some(1),
+                lower_to: Some(Fewer::to(1)),
             }),
         ),
     ]
