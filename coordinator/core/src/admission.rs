@@ -233,7 +233,7 @@ impl Core {
 
     /// Why a gang whose pods are not made yet can never fit: all nodes together, empty, have less than its minimum asks.
     /// A node of which nothing was heard yet may have it.
-    pub(crate) fn larger_than_all_nodes(&mut self, charge: &Amounts) -> Option<Reason> {
+    pub(crate) fn larger_than_all_nodes(&mut self, charge: &Amounts, is_group: bool) -> Option<Reason> {
         let generation = self.cluster.capacity_generation;
         if self.capacity.as_ref().is_none_or(|(known, _)| *known != generation) {
             self.capacity = Some((generation, self.cluster.whole_capacity()));
@@ -246,6 +246,7 @@ impl Core {
             resource: Arc::from(self.cluster.resources.name(short)),
             total: total.get(short),
             asked: charge.get(short),
+            is_group,
         })
     }
 
@@ -256,7 +257,7 @@ impl Core {
         let mut asked = Amounts::default();
         required.pods.iter().for_each(|pod| asked.add(&pod.need.amounts));
         let wanted = gang.min_resources(self.now).named_by(&asked);
-        self.larger_than_all_nodes(&wanted)
+        self.larger_than_all_nodes(&wanted, false)
     }
 
     /// What an admitted gang is charged before it has a place: its minimum.

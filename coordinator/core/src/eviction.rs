@@ -20,6 +20,7 @@ use crate::pass::{ShapeKey, shape_key};
 use crate::phase::Phase;
 use crate::place::{Candidate, PodNeed};
 use crate::predicates::{self, Obstacle};
+use crate::protected::Kept;
 use crate::queues::ROOT;
 use crate::reason::{NoEviction, NoEvictionCause, Reason};
 use crate::required::Required;
@@ -39,6 +40,8 @@ pub(crate) type Lack = (QueueName, ResourceKey, u64);
 #[derive(Clone, Default)]
 pub(crate) struct EvictionMemory {
     evictable: Option<Arc<BTreeMap<QueueName, Vec<Evictable>>>>,
+    /// Gangs that must not be evicted.
+    pub(crate) kept: Option<Arc<BTreeMap<QueueName, Vec<Kept>>>>,
     pub(crate) above_share: AboveShare,
     /// What queues will have, and of how many plans.
     pub(crate) expected: Option<(usize, Arc<BTreeMap<QueueName, Amounts>>)>,
@@ -136,6 +139,7 @@ impl Core {
             }
             None => look.cause.map(NoEviction::of),
         };
+        let why = self.with_protected(key, required, lacks, why);
         let why = why.map(|why| self.with_fewer_evicted_for(key, required, lacks, why));
         self.timers.extend(next.map(|at| (at, Timer::Gang(key))));
         if let Some(memory_key) = memory_key {
@@ -169,6 +173,7 @@ impl Core {
         let mut victims = self.victims_for(key, &givers);
         let tally = self.tally(&givers.own, &victims, &asked, lacks);
         if !victims.units.iter().any(|unit| tally.may_go(unit)) {
+            victims.spared.extend(tally.guaranteed(&victims.units));
             victims.units.clear();
         }
         if victims.units.is_empty() && victims.spared.is_empty() {
@@ -245,7 +250,10 @@ impl Core {
                 let share = self.deserved(name);
                 let shares = asked.iter().filter_map(|key| Some((*key, share.limit(*key)?))).collect();
                 facts.deserved.insert(name.clone(), shares);
-                facts.guarantee.insert(name.clone(), self.guarantee_of(name));
+                let guarantee = self.guarantee_of(name);
+                let named = guarantee.keys().map(|key| (key, Arc::from(self.cluster.resources.name(key))));
+                facts.names.extend(named);
+                facts.guarantee.insert(name.clone(), guarantee);
             }
             facts.chains.insert(queue.clone(), below_common);
             let all = above.into_iter().chain([QueueName::from(ROOT)]);
@@ -413,8 +421,8 @@ impl Core {
 
     fn no_help(&self, required: &Required, units: &[Unit], tally: &Tally, help: &NoHelp) -> NoEvictionCause {
         let missing = match help {
+            _ if units.is_empty() => return NoEvictionCause::Protected,
             NoHelp::Quota => return NoEvictionCause::Quota,
-            NoHelp::Fit(_) if units.is_empty() => return NoEvictionCause::Protected,
             NoHelp::Fit(missing) => missing,
         };
         let fit = u32::try_from(required.pods.len().saturating_sub(missing.len())).unwrap_or(u32::MAX);

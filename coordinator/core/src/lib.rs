@@ -39,6 +39,7 @@ mod pass;
 mod phase;
 mod place;
 mod predicates;
+mod protected;
 mod put_off;
 mod queue;
 pub mod queues;

@@ -142,7 +142,9 @@ impl Core {
             return self.making_room(key).map_or(Ok(()), |reason| Err(admitted(reason)));
         }
         if let Some(reason) = self.needs_more_than_all_nodes(key, &required) {
-            return Err(queued(reason));
+            // Where its pods alone are too much, they tell which nodes are missing.
+            let never = self.never_fits(key, &required, failed);
+            return Err(queued(never.unwrap_or(reason)));
         }
         let placed = match self.check_guarantee(key, &required) {
             Some((reason, never)) => match self.never_fits(key, &required, failed).filter(|_| !never) {
@@ -211,7 +213,7 @@ impl Core {
                 Err((reason, PhaseKind::Queued))
             }
             Err(reason) => {
-                if let Some(reason) = self.larger_than_all_nodes(charge) {
+                if let Some(reason) = self.larger_than_all_nodes(charge, false) {
                     return Err((reason, PhaseKind::Queued));
                 }
                 let gang = self.gangs.gangs.get(&key);

@@ -32,8 +32,8 @@ pub use queue::QueueHeld;
 use queue::short_of;
 pub use room::{Closed, NoRoom};
 use room::{
-    amount_of, fix_of_all_nodes, more_than_all_nodes, name_closed, open_and_change, open_nodes, or_change,
-    pods,
+    WITH_ONE_MODEL, above_ceiling, amount_of, fix_of_all_nodes, more_than_all_nodes, name_closed,
+    open_and_change, open_nodes, or_change, pods,
 };
 pub use together::Together;
 pub use unsuited::{Unmet, Unsuited};
@@ -170,6 +170,9 @@ pub enum Reason {
         total: u64,
         /// What the gang's minimum asks.
         asked: u64,
+        /// It is that of several gangs that start together.
+        #[serde(default)]
+        is_group: bool,
     },
     /// Not enough free now.
     NoRoom(Box<NoRoom>),
@@ -287,6 +290,17 @@ impl Reason {
         }
     }
 
+    /// The text of what keeps all gangs of a group together.
+    pub(crate) fn text_of_group(&self) -> String {
+        match self {
+            Self::AboveCapability { queue, resource, limit, asked, .. } => {
+                above_ceiling(&format_args!("queue {queue}"), resource, *limit, *asked, true)
+            }
+            Self::Queue(held) => held.text_of_group(),
+            _ => self.to_string(),
+        }
+    }
+
     /// The reason within one that says in which state the gang waits: what is lacking now.
     pub(crate) fn cause(&self) -> Option<&Self> {
         match self {
@@ -361,7 +375,9 @@ impl Reason {
                 or_fewer(lower_to.as_ref()),
                 or_change(left_out.as_deref().filter(|_| closed.is_empty()))
             ),
-            Self::LargerThanAllNodes { resource, total, asked } => fix_of_all_nodes(resource, *total, *asked),
+            Self::LargerThanAllNodes { resource, total, asked, is_group } => {
+                fix_of_all_nodes(resource, *total, *asked, *is_group)
+            }
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => open_nodes(nodes, "; "),
             Self::MorePodsWait { cause, .. } => cause.fix(),
@@ -394,7 +410,7 @@ impl Reason {
             Self::LargerThanCluster {
                 fit, minimum, shape, mixed_models_would_fit, left_out, closed, ..
             } => {
-                let models = if *mixed_models_would_fit { " with one GPU model per task" } else { "" };
+                let models = if *mixed_models_would_fit { WITH_ONE_MODEL } else { "" };
                 write!(
                     formatter,
                     "can never fit: {minimum} pods needed, an empty cluster takes {fit}{models}; the next asks {shape}"
@@ -406,8 +422,8 @@ impl Reason {
                     write!(formatter, "; closed: {}", name_closed(closed))
                 }
             }
-            Self::LargerThanAllNodes { resource, total, asked } => {
-                formatter.write_str(&more_than_all_nodes(resource, *total, *asked))
+            Self::LargerThanAllNodes { resource, total, asked, is_group } => {
+                formatter.write_str(&more_than_all_nodes(resource, *total, *asked, *is_group))
             }
             _ => Ok(()),
         }
@@ -422,12 +438,10 @@ impl fmt::Display for Reason {
                 write!(formatter, "queue {queue} is closed and takes no new gangs")
             }
             Self::NoSuchPriorityClass { class } => write!(formatter, "PriorityClass {class} does not exist"),
-            Self::AboveCapability { queue, resource, limit, asked, .. } => write!(
-                formatter,
-                "queue {queue} has capability {resource} {}, the gang's minimum asks {}: it can never run there",
-                format_amount(resource, *limit),
-                format_amount(resource, *asked)
-            ),
+            Self::AboveCapability { queue, resource, limit, asked, .. } => {
+                let of = format_args!("queue {queue}");
+                formatter.write_str(&above_ceiling(&of, resource, *limit, *asked, false))
+            }
             Self::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
                 write!(
                     formatter,

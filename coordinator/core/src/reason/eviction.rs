@@ -172,6 +172,30 @@ pub enum Spared {
         /// Disruptions that it allows.
         allowed: u32,
     },
+    /// By `preemptable: false`, of it or of a pod of it.
+    NotPreemptable {
+        /// The gang.
+        gang: GangName,
+    },
+    /// By `reclaimable: false` of its queue, or of one above.
+    NotReclaimable {
+        /// The queue that says it.
+        queue: QueueName,
+    },
+    /// By what its queue, or one above, is guaranteed.
+    Guaranteed {
+        /// The queue.
+        queue: QueueName,
+        /// The resource.
+        resource: Arc<str>,
+        /// How much it is guaranteed.
+        guarantee: u64,
+    },
+    /// By a setting of the coordinator, which keeps all that it is about.
+    SwitchedOff {
+        /// `preempt` or `reclaim`.
+        setting: Arc<str>,
+    },
     /// It has just begun to run.
     Until {
         /// The gang.
@@ -181,6 +205,13 @@ pub enum Spared {
         /// `cooldown-time` or `minimum run time`.
         what: Arc<str>,
     },
+}
+
+impl Spared {
+    /// It ends by itself, or may any moment.
+    const fn is_for_a_while(&self) -> bool {
+        matches!(self, Self::Budget { .. } | Self::Until { .. })
+    }
 }
 
 impl Reason {
@@ -277,7 +308,11 @@ impl fmt::Display for NoEviction {
             NoEvictionCause::AdmittedFirst { gang, priority, own } => {
                 write!(formatter, "admission went to {} (priority {priority} > {own})", gang.name)?;
             }
-            NoEvictionCause::Protected => formatter.write_str("preemption does not help yet")?,
+            NoEvictionCause::Protected => {
+                let may_change = self.spared.is_empty() || self.spared.iter().any(Spared::is_for_a_while);
+                formatter.write_str("preemption does not help")?;
+                formatter.write_str(if may_change { " yet" } else { "" })?;
+            }
             NoEvictionCause::AboveMinimum => {
                 formatter.write_str("pods above the minimum use what is idle only")?
             }
@@ -312,6 +347,14 @@ impl fmt::Display for Spared {
             Self::Budget { node, pod, budget, allowed } => {
                 write!(formatter, "{node}: budget {} of {pod} allows {allowed} disruptions", budget.name)
             }
+            Self::NotPreemptable { gang } => write!(formatter, "{} says preemptable: false", gang.name),
+            Self::NotReclaimable { queue } => write!(formatter, "queue {queue} says reclaimable: false"),
+            Self::Guaranteed { queue, resource, guarantee } => write!(
+                formatter,
+                "queue {queue} would have less than its guarantee of {}",
+                amount_of(resource, *guarantee)
+            ),
+            Self::SwitchedOff { setting } => write!(formatter, "the coordinator runs with --{setting}=false"),
             Self::Until { gang, until, what } => {
                 write!(formatter, "{} is protected by its {what} until {}", gang.name, clock(*until))
             }

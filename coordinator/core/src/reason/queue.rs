@@ -8,6 +8,7 @@ use phalanx_common::resources::format_amount;
 use serde::{Deserialize, Serialize};
 
 use super::fewer::{Fewer, or_fewer};
+use super::room::above_ceiling;
 use super::{NoEviction, amount_of};
 use crate::queues::{QueueProblem, ROOT};
 
@@ -168,6 +169,19 @@ impl QueueHeld {
         }
     }
 
+    /// The text of what keeps all gangs of a group together.
+    pub(super) fn text_of_group(&self) -> String {
+        if matches!(self, Self::AboveAncestor { .. }) { self.above_ancestor(true) } else { self.to_string() }
+    }
+
+    fn above_ancestor(&self, is_group: bool) -> String {
+        let Self::AboveAncestor { queue, ancestor, resource, limit, asked, .. } = self else {
+            return String::new();
+        };
+        let of = format_args!("queue {queue}: ancestor {ancestor}");
+        above_ceiling(&of, resource, *limit, *asked, is_group)
+    }
+
     /// The nearest fix.
     pub(super) fn fix(&self) -> String {
         match self {
@@ -282,14 +296,7 @@ impl QueueHeld {
                 )?;
                 eviction.as_ref().map_or(Ok(()), |eviction| write!(formatter, "; {eviction}"))
             }
-            Self::AboveAncestor { queue, ancestor, resource, limit, asked, .. } => {
-                let [limit, asked] = [limit, asked].map(|amount| format_amount(resource, *amount));
-                write!(
-                    formatter,
-                    "queue {queue}: ancestor {ancestor} has capability {resource} {limit}, the gang's minimum asks \
-                     {asked}: it can never run there"
-                )
-            }
+            Self::AboveAncestor { .. } => formatter.write_str(&self.above_ancestor(false)),
             Self::Guaranteed { queue, resource, capacity, used, kept, owners, asked, never, .. } => {
                 let amounts = [capacity, used, kept, asked];
                 let [capacity, used, kept, asked] = amounts.map(|amount| format_amount(resource, *amount));

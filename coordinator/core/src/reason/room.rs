@@ -121,17 +121,34 @@ impl fmt::Display for Closed {
     }
 }
 
-/// A gang asks for more of a resource than there is.
-pub(super) fn more_than_all_nodes(resource: &str, total: u64, asked: u64) -> String {
+/// It would fit if pods of one task could use several models.
+pub(super) const WITH_ONE_MODEL: &str = " with one GPU model per task";
+
+/// A gang, or a group of gangs, asks for more of a resource than there is.
+pub(super) fn more_than_all_nodes(resource: &str, total: u64, asked: u64, is_group: bool) -> String {
     let asked = format_amount(resource, asked);
+    let who = if is_group { "the group" } else { "the gang" };
     if total == 0 {
-        return format!("can never fit: no node offers {resource}, the gang needs {asked}");
+        return format!("can never fit: no node offers {resource}, {who} needs {asked}");
     }
     let total = amount_of(resource, total);
-    format!("can never fit: all nodes together have {total}, the gang needs at least {asked}")
+    format!("can never fit: all nodes together have {total}, {who} needs at least {asked}")
 }
 
-pub(super) fn fix_of_all_nodes(resource: &str, total: u64, asked: u64) -> String {
+/// A gang, or a group of gangs, asks for more than a queue may ever have.
+pub(super) fn above_ceiling(
+    of: &dyn fmt::Display,
+    resource: &str,
+    limit: u64,
+    asked: u64,
+    is_group: bool,
+) -> String {
+    let (limit, asked) = (format_amount(resource, limit), format_amount(resource, asked));
+    let who = if is_group { "the group's minimum" } else { "the gang's minimum" };
+    format!("{of} has capability {resource} {limit}, {who} asks {asked}: it can never run there")
+}
+
+pub(super) fn fix_of_all_nodes(resource: &str, total: u64, asked: u64, is_group: bool) -> String {
     if total == 0 {
         let name = resource.trim_end_matches('s');
         let instead = match resource {
@@ -142,9 +159,10 @@ pub(super) fn fix_of_all_nodes(resource: &str, total: u64, asked: u64) -> String
         return format!("{instead}add nodes that offer {resource}");
     }
     format!(
-        "add nodes with {} more, or have it need at most {} (of a Job lower minAvailable or what its pods ask, of a \
-         PodGroup spec.minResources)",
+        "add nodes that take its pods and have {} more together, or have {} need at most {} (of a Job lower what its \
+         pods ask, or minAvailable of it and of its tasks, of a PodGroup spec.minResources)",
         amount_of(resource, asked.saturating_sub(total)),
+        if is_group { "its gangs" } else { "it" },
         format_amount(resource, total)
     )
 }
@@ -270,11 +288,13 @@ impl fmt::Display for NoRoom {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let amount = |amount: u64| format_amount(&self.resource, amount);
         if self.minimum == 1 && self.pods == 1 {
-            formatter.write_str("no room for the pod: ")?;
+            formatter.write_str("no room for the pod")?;
         } else {
             let (minimum, fit) = (self.minimum, self.fit);
-            write!(formatter, "{minimum} of {} pods needed, only {fit} of {minimum} pods fit: ", self.pods)?;
+            write!(formatter, "{minimum} of {} pods needed, only {fit} of {minimum} pods fit", self.pods)?;
         }
+        formatter.write_str(if self.mixed_models_would_fit { WITH_ONE_MODEL } else { "" })?;
+        formatter.write_str(": ")?;
         write!(
             formatter,
             "{} {}node{} with {}; {} free in total",
@@ -325,14 +345,17 @@ mod tests {
 
     #[test]
     fn of_a_resource_that_nobody_offers_the_name_is_doubted() {
-        assert_eq!(more_than_all_nodes("gpu", 0, 8), "can never fit: no node offers gpu, the gang needs 8");
+        assert_eq!(
+            more_than_all_nodes("gpu", 0, 8, false),
+            "can never fit: no node offers gpu, the gang needs 8"
+        );
         for (name, fix) in [
             ("gpu", "ask for nvidia.com/gpu, or add nodes that offer gpu"),
             ("nvidia.com/gpus", "ask for nvidia.com/gpu, or add nodes that offer nvidia.com/gpus"),
             ("mars-tech.com/gpu", "correct the name, or add nodes that offer mars-tech.com/gpu"),
             ("nvidia.com/gpu", "add nodes that offer nvidia.com/gpu"),
         ] {
-            assert_eq!(fix_of_all_nodes(name, 0, 8), fix);
+            assert_eq!(fix_of_all_nodes(name, 0, 8, false), fix);
         }
     }
 }

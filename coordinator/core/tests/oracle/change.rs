@@ -99,9 +99,9 @@ pub fn suggestions(reason: &Reason) -> Vec<Suggestion> {
             let nodes = nodes.map(|change| Suggestion { change, text, less: Vec::new() });
             nodes.into_iter().chain(lower(lower_to.as_ref())).collect()
         }
-        Reason::LargerThanAllNodes { resource, total, asked } if &**resource == NVIDIA_GPU => {
+        Reason::LargerThanAllNodes { resource, total, asked, .. } if &**resource == NVIDIA_GPU => {
             let gpus = asked - total;
-            one(Change::Nodes { nodes: 1, gpus }, format!("add nodes with {gpus} GPU"))
+            one(Change::Nodes { nodes: 1, gpus }, format!("have {gpus} GPU"))
         }
         Reason::NoRoom(room) => of_room(room),
         Reason::NodesClosed { nodes, .. } if nodes.iter().all(|(_, closed)| can_be_opened(closed)) => {

@@ -99,6 +99,10 @@ fn without_evictions() -> Vec<Example> {
         because(fit),
         spared(budget),
         spared(until),
+        spared(Spared::NotPreemptable { gang: GangName::new("default", "small") }),
+        spared(Spared::NotReclaimable { queue: "speech".into() }),
+        spared(Spared::Guaranteed { queue: "speech".into(), resource: NVIDIA_GPU.into(), guarantee: 8 }),
+        spared(Spared::SwitchedOff { setting: "preempt".into() }),
     ];
     let reason = |eviction| NoRoom { eviction: Some(Box::new(eviction)), ..room(2, 0, 2, 8) };
     let mut all: Vec<NoRoom> = all.into_iter().map(reason).collect();
@@ -145,8 +149,14 @@ fn of_the_nodes() -> Vec<Example> {
         ),
         example(
             "All nodes together, empty, have less than its `spec.minResources`. Its pods may not be made yet.",
-            Reason::LargerThanAllNodes { resource: NVIDIA_GPU.into(), total: 32, asked: 40 },
+            Reason::LargerThanAllNodes { resource: NVIDIA_GPU.into(), total: 32, asked: 40, is_group: false },
         ),
+        also(Reason::LargerThanAllNodes {
+            resource: NVIDIA_GPU.into(),
+            total: 32,
+            asked: 40,
+            is_group: true,
+        }),
         example(
             "The whole cluster, empty, would not take the gang's minimum; nodes that constraints leave out are counted. \
              The fix may be to allow GPUs of several models, or to change a constraint; where closed nodes have to be \
@@ -154,7 +164,7 @@ fn of_the_nodes() -> Vec<Example> {
             Reason::LargerThanCluster {
                 fit: 4,
                 minimum: 6,
-                shape: "nvidia.com/gpu=8".into(),
+                shape: "8 nvidia.com/gpu".into(),
                 mixed_models_would_fit: false,
                 lower_to: Some(Fewer {
                     tasks: vec![("worker".into(), 3)],
@@ -193,6 +203,7 @@ fn of_what_is_free() -> Vec<Example> {
             }),
             ..room(1, 1, 2, 3)
         }))),
+        also(Reason::NoRoom(Box::new(NoRoom { mixed_models_would_fit: true, ..room(2, 1, 2, 3) }))),
         also(Reason::NoRoom(Box::new(NoRoom {
             left_out: Some(unsuited(vec![taint()])),
             ..room(1, 0, 1, 4)
