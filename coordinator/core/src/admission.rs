@@ -126,7 +126,7 @@ impl Core {
         let name = gang.spec.queue.clone();
         let Some(queue) = self.queues.get(&name) else { return Ok(Vec::new()) };
         if let Some(over) = self.queues.above_ceiling(&name, charge) {
-            let lower_to = self.fewer_below_ceiling(&name, &over, required);
+            let lower_to = self.fewer_below_ceiling(&name, &over, required).map(Box::new);
             return Err(over.never(&name, lower_to));
         }
         // What goes for it counts as gone already.

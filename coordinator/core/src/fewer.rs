@@ -9,7 +9,7 @@ use phalanx_common::ids::QueueName;
 use crate::amounts::{Amounts, ResourceKey};
 use crate::cluster::Cluster;
 use crate::core::Core;
-use crate::eviction::Lack;
+use crate::eviction::{Lack, sum_of};
 use crate::gang::{Gang, GangKey};
 use crate::place::{Candidate, GangShape, Overlay, PodNeed, place};
 use crate::queue::Over;
@@ -180,7 +180,10 @@ impl Core {
         required: &Required,
     ) -> Option<Fewer> {
         let most = self.most_to_lower(required)?;
-        if required.pods.len() < required.minimum as usize {
+        // Where more is asked than those pods do that exist, `minResources` speaks for the others.
+        if required.pods.len() < required.minimum as usize
+            && sum_of(&required.pods).get(over.key) < over.asked
+        {
             return self.fewer_of_none(over, required);
         }
         largest_minimum(most, |minimum| {

@@ -102,10 +102,7 @@ impl Core {
             }
         };
         let more = self.protected_from(key, &sum_of(&required.pods), lacks, over_share);
-        let Some(mut why) = why.or((!more.is_empty()).then(|| NoEviction::of(NoEvictionCause::Protected)))
-        else {
-            return None;
-        };
+        let mut why = why.or((!more.is_empty()).then(|| NoEviction::of(NoEvictionCause::Protected)))?;
         why.spared.extend(more);
         why.spared.truncate(NAMED);
         Some(why)

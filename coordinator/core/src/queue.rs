@@ -123,7 +123,7 @@ impl Over {
 
 impl Over {
     /// The same as a reason of a gang that alone asks for more than the ceiling.
-    pub(crate) fn never(self, queue: &QueueName, lower_to: Option<Fewer>) -> Reason {
+    pub(crate) fn never(self, queue: &QueueName, lower_to: Option<Box<Fewer>>) -> Reason {
         let Self { queue: ancestor, resource, limit, asked, .. } = self;
         let queue = queue.clone();
         if ancestor == queue {

@@ -67,7 +67,7 @@ pub enum Reason {
         /// What the gang's minimum asks.
         asked: u64,
         /// The largest minimum that the ceiling allows, where there is one.
-        lower_to: Option<Fewer>,
+        lower_to: Option<Box<Fewer>>,
     },
     /// The queue's ceiling is reached.
     QuotaUsed {
@@ -154,7 +154,7 @@ pub enum Reason {
         /// Pods would fit if GPUs of several models could be mixed.
         mixed_models_would_fit: bool,
         /// The largest minimum that an empty cluster would take, where there is one.
-        lower_to: Option<Fewer>,
+        lower_to: Option<Box<Fewer>>,
         /// Nodes that constraints of the pod leave out.
         #[serde(default)]
         left_out: Option<Box<Unsuited>>,
@@ -332,7 +332,7 @@ impl Reason {
             Self::AboveCapability { queue, resource, asked, lower_to, .. } => format!(
                 "raise capability {resource} of Queue {queue} to {}{}",
                 format_amount(resource, *asked),
-                or_fewer(lower_to.as_ref())
+                or_fewer(lower_to.as_deref())
             ),
             Self::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
                 let short = short_of(*limit, *used, *asked, eviction.as_deref());
@@ -372,7 +372,7 @@ impl Reason {
                 "{}add nodes for {}, of which the next asks {shape}{}{}",
                 open_and_change(closed, left_out.as_deref()),
                 pods(minimum.saturating_sub(*fit), "more "),
-                or_fewer(lower_to.as_ref()),
+                or_fewer(lower_to.as_deref()),
                 or_change(left_out.as_deref().filter(|_| closed.is_empty()))
             ),
             Self::LargerThanAllNodes { resource, total, asked, is_group } => {

@@ -95,7 +95,7 @@ impl Core {
                 minimum: required.minimum,
                 shape: describe(cluster, &ever.need),
                 mixed_models_would_fit: fits_mixed(empty, shape, required),
-                lower_to: self.fewer_that_fit(empty, shape, required),
+                lower_to: self.fewer_that_fit(empty, shape, required).map(Box::new),
                 left_out,
                 closed: closed.unwrap_or_default(),
             };

@@ -74,7 +74,9 @@ fn what_a_reason_suggests_helps_and_less_does_not() {
         let Some(reason) = world.reason("G") else { continue };
         let lower_to = match &reason {
             Reason::NoRoom(room) => room.lower_to.clone().filter(|_| !room.mixed_models_would_fit),
-            Reason::LargerThanCluster { lower_to, mixed_models_would_fit: false, .. } => lower_to.clone(),
+            Reason::LargerThanCluster { lower_to, mixed_models_would_fit: false, .. } => {
+                lower_to.as_deref().cloned()
+            }
             _ => None,
         };
         let is_now = matches!(reason, Reason::NoRoom(_));

@@ -46,7 +46,7 @@ pub enum QueueHeld {
         /// What the gang's minimum asks.
         asked: u64,
         /// The largest minimum that the ceiling allows, where there is one.
-        lower_to: Option<Fewer>,
+        lower_to: Option<Box<Fewer>>,
     },
     /// Its queue, or one above it, contradicts itself or others.
     SetAside {
@@ -195,7 +195,7 @@ impl QueueHeld {
             }
             Self::AboveAncestor { ancestor, resource, asked, lower_to, .. } => {
                 let asked = format_amount(resource, *asked);
-                let fewer = or_fewer(lower_to.as_ref());
+                let fewer = or_fewer(lower_to.as_deref());
                 format!("raise capability {resource} of Queue {ancestor} to {asked}{fewer}")
             }
             Self::SetAside { problem, .. } => {

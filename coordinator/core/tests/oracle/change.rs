@@ -74,7 +74,7 @@ pub fn suggestions(reason: &Reason) -> Vec<Suggestion> {
             one(Change::MakeClass(class.clone()), format!("create PriorityClass {class}"))
         }
         Reason::AboveCapability { queue, resource, asked, lower_to, .. } => {
-            ceiling_to(queue, resource, *asked).into_iter().chain(lower(lower_to.as_ref())).collect()
+            ceiling_to(queue, resource, *asked).into_iter().chain(lower(lower_to.as_deref())).collect()
         }
         Reason::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
             vec![ceiling_by(queue, resource, *limit, *used + *asked, eviction.as_deref())]
@@ -97,7 +97,7 @@ pub fn suggestions(reason: &Reason) -> Vec<Suggestion> {
             let text = format!("add nodes for {} more pod", minimum - fit);
             // The first of those that do not fit is the largest one: less is tried of one kind of pod only.
             let nodes = nodes.map(|change| Suggestion { change, text, less: Vec::new() });
-            nodes.into_iter().chain(lower(lower_to.as_ref())).collect()
+            nodes.into_iter().chain(lower(lower_to.as_deref())).collect()
         }
         Reason::LargerThanAllNodes { resource, total, asked, .. } if &**resource == NVIDIA_GPU => {
             let gpus = asked - total;
@@ -148,7 +148,7 @@ fn of_queue(held: &QueueHeld) -> Vec<Suggestion> {
             vec![ceiling_by(ancestor, resource, *limit, *used + *asked, eviction.as_deref())]
         }
         QueueHeld::AboveAncestor { ancestor, resource, asked, lower_to, .. } => {
-            ceiling_to(ancestor, resource, *asked).into_iter().chain(lower(lower_to.as_ref())).collect()
+            ceiling_to(ancestor, resource, *asked).into_iter().chain(lower(lower_to.as_deref())).collect()
         }
         QueueHeld::NotLeaf { child: Some(child), .. } => {
             one(Change::MoveTo(child.clone()), child.to_string())

@@ -166,11 +166,11 @@ fn of_the_nodes() -> Vec<Example> {
                 minimum: 6,
                 shape: "8 nvidia.com/gpu".into(),
                 mixed_models_would_fit: false,
-                lower_to: Some(Fewer {
+                lower_to: Some(Box::new(Fewer {
                     tasks: vec![("worker".into(), 3)],
                     resources: vec![(NVIDIA_GPU.into(), 32)],
                     ..Fewer::to(4)
-                }),
+                })),
                 left_out: None,
                 closed: Vec::new(),
             },

@@ -40,7 +40,7 @@ fn of_the_queue() -> Vec<Example> {
                 resource: NVIDIA_GPU.into(),
                 limit: 16,
                 asked: 32,
-                lower_to: Some(Fewer::to(2)),
+                lower_to: Some(Box::new(Fewer::to(2))),
             },
         ),
         example(
@@ -105,7 +105,7 @@ fn of_those_above() -> Vec<Example> {
                 resource: NVIDIA_GPU.into(),
                 limit: 8,
                 asked: 16,
-                lower_to: Some(Fewer::to(1)),
+                lower_to: Some(Box::new(Fewer::to(1))),
             }),
         ),
     ]

@@ -261,10 +261,10 @@ impl World {
                 // The same PodGroup with another minimum.
                 let spec = self.gangs.get_mut(&super::name(words.plain[1])).unwrap();
                 spec.min_member = u32::try_from(words.number("min", 1)).unwrap();
-                for (task, count) in super::minima(&words) {
+                for (task, count) in super::minima(words) {
                     spec.min_task_member.insert(task, count);
                 }
-                spec.min_resources = super::min_resources(&words).or(spec.min_resources.take());
+                spec.min_resources = super::min_resources(words).or(spec.min_resources.take());
                 let spec = spec.clone();
                 self.apply(Event::GangApplied(spec));
             }
