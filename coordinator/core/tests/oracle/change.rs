@@ -79,9 +79,11 @@ pub fn suggestions(reason: &Reason) -> Vec<Suggestion> {
         Reason::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
             vec![ceiling_by(queue, resource, *limit, *used + *asked, eviction.as_deref())]
         }
-        Reason::TooFewPods { exist, minimum, lower_to, .. } => {
+        Reason::TooFewPods { exist, minimum, task, lower_to } => {
+            // A pod that is made here is like the last one, of whatever task.
             let more = one(Change::Pods(minimum - exist), format!("create {} ", minimum - exist));
-            more.into_iter().chain(lower(lower_to.as_deref())).collect()
+            let more = more.into_iter().filter(|_| task.is_none());
+            more.chain(lower(lower_to.as_deref())).collect()
         }
         Reason::PodGated { gates, .. } => {
             one(Change::Gates(gates.clone()), format!("remove {}", gates.join(", ")))
