@@ -9,7 +9,7 @@ use crate::amounts::{Amounts, ResourceKey};
 use crate::core::{Core, Timer};
 use crate::gang::{Gang, GangKey};
 use crate::phase::Phase;
-use crate::queue::{Over, Queue};
+use crate::queue::Queue;
 use crate::queues::ROOT;
 use crate::reason::{QueueHeld, Reason};
 use crate::required::Required;
@@ -127,7 +127,7 @@ impl Core {
         let name = gang.spec.queue.clone();
         let Some(queue) = self.queues.get(&name) else { return Ok(Vec::new()) };
         if let Some(over) = self.queues.above_ceiling(&name, charge) {
-            let lower_to = self.lower_to(&name, &over, required);
+            let lower_to = self.fewer_below_ceiling(&name, &over, required).map(Box::new);
             return Err(over.never(&name, lower_to));
         }
         // What goes for it counts as gone already.
@@ -234,7 +234,7 @@ impl Core {
 
     /// Why a gang whose pods are not made yet can never fit: all nodes together, empty, have less than its minimum asks.
     /// A node of which nothing was heard yet may have it.
-    pub(crate) fn larger_than_all_nodes(&mut self, charge: &Amounts) -> Option<Reason> {
+    pub(crate) fn larger_than_all_nodes(&mut self, charge: &Amounts, is_group: bool) -> Option<Reason> {
         let generation = self.cluster.capacity_generation;
         if self.capacity.as_ref().is_none_or(|(known, _)| *known != generation) {
             self.capacity = Some((generation, self.cluster.whole_capacity()));
@@ -247,6 +247,7 @@ impl Core {
             resource: Arc::from(self.cluster.resources.name(short)),
             total: total.get(short),
             asked: charge.get(short),
+            is_group,
         })
     }
 
@@ -257,7 +258,7 @@ impl Core {
         let mut asked = Amounts::default();
         required.pods.iter().for_each(|pod| asked.add(&pod.need.amounts));
         let wanted = gang.min_resources(self.now).named_by(&asked);
-        self.larger_than_all_nodes(&wanted)
+        self.larger_than_all_nodes(&wanted, false)
     }
 
     /// What an admitted gang is charged before it has a place: its minimum.
@@ -284,8 +285,10 @@ impl Core {
             return Err(Reason::Together(Box::new(parts)));
         }
         Err(match short {
-            Some((task, exist, minimum)) => Reason::TooFewPods { exist, minimum, task: Some(task) },
-            None => Reason::TooFewPods { exist, minimum: required.minimum, task: None },
+            Some((task, exist, minimum)) => {
+                Reason::TooFewPods { exist, minimum, task: Some(task), lower_to: None }
+            }
+            None => Reason::TooFewPods { exist, minimum: required.minimum, task: None, lower_to: None },
         })
     }
 
@@ -319,27 +322,5 @@ impl Core {
             let have = u32::try_from(placed + ended.count()).unwrap_or(u32::MAX);
             (have < minimum).then(|| (task.clone(), have, minimum))
         })
-    }
-}
-
-impl Core {
-    /// The largest minimum of the gang that the ceiling allows, where there is one. Before its pods exist, they are taken
-    /// to be alike.
-    fn lower_to(&self, queue: &QueueName, over: &Over, required: &Required) -> Option<u32> {
-        if required.is_fixed {
-            return None;
-        }
-        if required.pods.is_empty() {
-            let minimum =
-                u128::from(over.limit) * u128::from(required.minimum) / u128::from(over.asked.max(1));
-            return u32::try_from(minimum).ok().filter(|minimum| *minimum > 0);
-        }
-        let mut sum = Amounts::default();
-        let fits = required.pods.iter().take_while(|candidate| {
-            sum.add(&candidate.need.amounts.of_pod());
-            self.queues.above_ceiling(queue, &sum).is_none()
-        });
-        let all = required.pods.len();
-        u32::try_from(fits.count().min(all.saturating_sub(1))).ok().filter(|count| *count > 0)
     }
 }

@@ -29,7 +29,6 @@ struct Kind {
     never_evicts: bool,
     /// It has waited long enough for a hold.
     is_due: bool,
-    is_fixed: bool,
     /// How long it runs at most: it may use what is held for others until then.
     length: Option<Millis>,
     charge: Amounts,
@@ -225,7 +224,6 @@ impl Core {
             priority: order.priority.0,
             never_evicts: never_evicts(self, &gang.spec),
             is_due: gang.waiting_since + self.hold_after(gang) <= now,
-            is_fixed: required.is_fixed,
             length: self.length_of(gang),
             charge: self.admission_charge(gang, &required),
             shape: shape_key(&self.shape(key), &required),

@@ -55,6 +55,11 @@ pub(crate) fn is_kept(preemptable: Option<bool>) -> bool {
     preemptable == Some(false) && !planted::is(Bug::EvictProtected)
 }
 
+/// One of the system's gangs: never evicted.
+pub(crate) fn is_of_the_system(gang: &Gang, priority: i32) -> bool {
+    priority >= SYSTEM_PRIORITY || &*gang.spec.name.namespace == SYSTEM_NAMESPACE
+}
+
 impl Core {
     /// Everything that runs and could be evicted at all.
     pub(crate) fn evictable(&self) -> BTreeMap<QueueName, Vec<Evictable>> {
@@ -67,7 +72,7 @@ impl Core {
                 continue;
             }
             let priority = self.priority_of(&gang.spec).unwrap_or(0);
-            if priority >= SYSTEM_PRIORITY || &*gang.spec.name.namespace == SYSTEM_NAMESPACE {
+            if is_of_the_system(gang, priority) {
                 continue;
             }
             let units = self.units_of(*key, gang, i64::from(priority));
@@ -336,6 +341,8 @@ pub(crate) struct Facts {
     /// Share of a queue for each resource that is asked for, where it has one.
     pub(crate) deserved: BTreeMap<QueueName, Vec<(ResourceKey, u64)>>,
     pub(crate) guarantee: BTreeMap<QueueName, Amounts>,
+    /// Names of what queues are guaranteed.
+    pub(crate) names: BTreeMap<ResourceKey, Arc<str>>,
     /// What the gang's own queue, and those above it, lack: queue, resource, and how much.
     pub(crate) lacks: Vec<(QueueName, ResourceKey, u64)>,
 }
@@ -345,7 +352,7 @@ impl Tally {
         self.lost.get(queue).map_or(0, |lost| lost.get(key))
     }
 
-    fn is_over(&self, queue: &QueueName) -> bool {
+    pub(crate) fn is_over(&self, queue: &QueueName) -> bool {
         let (Some(allocated), Some(shares)) =
             (self.facts.allocated.get(queue), self.facts.deserved.get(queue))
         else {
@@ -359,16 +366,18 @@ impl Tally {
     }
 
     fn keeps_guarantee(&self, queue: &QueueName, unit: &Unit) -> bool {
-        let (Some(allocated), Some(guarantee)) =
-            (self.facts.allocated.get(queue), self.facts.guarantee.get(queue))
-        else {
-            return true;
+        planted::is(Bug::VictimUnderGuarantee) || self.guarantee_broken(queue, unit).is_none()
+    }
+
+    /// What a queue is guaranteed and would not have without the unit.
+    pub(crate) fn guarantee_broken(&self, queue: &QueueName, unit: &Unit) -> Option<(ResourceKey, u64)> {
+        let allocated = self.facts.allocated.get(queue)?;
+        let guarantee = self.facts.guarantee.get(queue)?;
+        let is_broken = |key: &ResourceKey| {
+            let left = allocated.get(*key).saturating_sub(self.lost_of(queue, *key));
+            left.saturating_sub(unit.amounts.get(*key)) < guarantee.get(*key)
         };
-        planted::is(Bug::VictimUnderGuarantee)
-            || unit.amounts.keys().all(|key| {
-                let left = allocated.get(key).saturating_sub(self.lost_of(queue, key));
-                left.saturating_sub(unit.amounts.get(key)) >= guarantee.get(key)
-            })
+        unit.amounts.keys().find(is_broken).map(|key| (key, guarantee.get(key)))
     }
 }
 

@@ -13,17 +13,19 @@ use crate::cluster::NodeIndex;
 use crate::core::{Core, Timer};
 use crate::event::NodeSpec;
 use crate::evictable::{Evictable, Facts, Tally, Victims, never_evicts, queues_of};
+use crate::fewer::Lowering;
 use crate::gang::{Gang, GangKey};
 use crate::givers::AboveShare;
 use crate::pass::{ShapeKey, shape_key};
 use crate::phase::Phase;
 use crate::place::{Candidate, PodNeed};
 use crate::predicates::{self, Obstacle};
+use crate::protected::Kept;
 use crate::queues::ROOT;
 use crate::reason::{NoEviction, NoEvictionCause, Reason};
 use crate::required::Required;
 use crate::victims::{Guard, NoHelp, Room, Unit, make_room};
-use crate::why::{by_size, largest_minimum};
+use crate::why::by_size;
 
 /// Those named in a reason.
 const NAMED: usize = 4;
@@ -38,6 +40,8 @@ pub(crate) type Lack = (QueueName, ResourceKey, u64);
 #[derive(Clone, Default)]
 pub(crate) struct EvictionMemory {
     evictable: Option<Arc<BTreeMap<QueueName, Vec<Evictable>>>>,
+    /// Gangs that must not be evicted.
+    pub(crate) kept: Option<Arc<BTreeMap<QueueName, Vec<Kept>>>>,
     pub(crate) above_share: AboveShare,
     /// What queues will have, and of how many plans.
     pub(crate) expected: Option<(usize, Arc<BTreeMap<QueueName, Amounts>>)>,
@@ -135,7 +139,8 @@ impl Core {
             }
             None => look.cause.map(NoEviction::of),
         };
-        let why = why.map(|why| self.with_lower(key, required, lacks, why, now));
+        let why = self.with_protected(key, required, lacks, why);
+        let why = why.map(|why| self.with_fewer_evicted_for(key, required, lacks, why));
         self.timers.extend(next.map(|at| (at, Timer::Gang(key))));
         if let Some(memory_key) = memory_key {
             self.eviction_memory.no_help.insert(memory_key, (why.clone(), next));
@@ -153,33 +158,6 @@ impl Core {
         (!has_own_view).then(|| (gang.spec.queue.clone(), priority, never, shape))
     }
 
-    /// The same with the largest minimum for which evictions would make room.
-    fn with_lower(
-        &mut self,
-        key: GangKey,
-        required: &Required,
-        lacks: &[Lack],
-        mut why: NoEviction,
-        now: Time,
-    ) -> NoEviction {
-        let may = match why.cause {
-            NoEvictionCause::Fit { .. } | NoEvictionCause::OverShare { .. } => lacks.is_empty(),
-            NoEvictionCause::NonPreempting
-            | NoEvictionCause::Quota
-            | NoEvictionCause::AdmittedFirst { .. }
-            | NoEvictionCause::Protected
-            | NoEvictionCause::AboveMinimum => false,
-        };
-        if may {
-            let all = u32::try_from(required.pods.len()).unwrap_or(u32::MAX);
-            why.lower_to = largest_minimum(all, |minimum| {
-                let pods = required.pods.get(..minimum as usize).unwrap_or_default();
-                matches!(self.look_for_room(key, pods, lacks, now).room, Some(Ok(_)))
-            });
-        }
-        why
-    }
-
     /// Looks for room for these pods of a gang. Changes nothing.
     pub(crate) fn look_for_room(
         &mut self,
@@ -195,6 +173,7 @@ impl Core {
         let mut victims = self.victims_for(key, &givers);
         let tally = self.tally(&givers.own, &victims, &asked, lacks);
         if !victims.units.iter().any(|unit| tally.may_go(unit)) {
+            victims.spared.extend(tally.guaranteed(&victims.units));
             victims.units.clear();
         }
         if victims.units.is_empty() && victims.spared.is_empty() {
@@ -271,7 +250,10 @@ impl Core {
                 let share = self.deserved(name);
                 let shares = asked.iter().filter_map(|key| Some((*key, share.limit(*key)?))).collect();
                 facts.deserved.insert(name.clone(), shares);
-                facts.guarantee.insert(name.clone(), self.guarantee_of(name));
+                let guarantee = self.guarantee_of(name);
+                let named = guarantee.keys().map(|key| (key, Arc::from(self.cluster.resources.name(key))));
+                facts.names.extend(named);
+                facts.guarantee.insert(name.clone(), guarantee);
             }
             facts.chains.insert(queue.clone(), below_common);
             let all = above.into_iter().chain([QueueName::from(ROOT)]);
@@ -378,7 +360,8 @@ impl Core {
         if pods.is_empty() || pods.len() < missing as usize {
             return reason;
         }
-        let required = Required { pods, minimum: missing, all: tally.all, is_fixed: false };
+        let lowering = Some(Lowering::beside(gang, tally.live + tally.succeeded));
+        let required = Required { pods, minimum: missing, all: tally.all, lowering };
         match self.evict_for(key, &required, &[], now) {
             Ok(()) => self.making_room(key).unwrap_or(reason),
             Err(why) => {
@@ -438,8 +421,8 @@ impl Core {
 
     fn no_help(&self, required: &Required, units: &[Unit], tally: &Tally, help: &NoHelp) -> NoEvictionCause {
         let missing = match help {
+            _ if units.is_empty() => return NoEvictionCause::Protected,
             NoHelp::Quota => return NoEvictionCause::Quota,
-            NoHelp::Fit(_) if units.is_empty() => return NoEvictionCause::Protected,
             NoHelp::Fit(missing) => missing,
         };
         let fit = u32::try_from(required.pods.len().saturating_sub(missing.len())).unwrap_or(u32::MAX);

@@ -16,7 +16,7 @@ use crate::place::{Overlay, place};
 use crate::reason::{
     ClaimProblem, Closed, Held, HeldFor, HoldCause, NoEviction, NoRoom, QueueHeld, Reason, TERMINATING,
 };
-use crate::why::{fits_mixed, no_room};
+use crate::why::fits_mixed;
 
 /// Most holders named.
 const MOST_HELD: usize = 4;
@@ -118,7 +118,7 @@ impl Core {
         }
         let (shape, required) = (self.shape(key), self.required(gang));
         let shortfall = place(&self.cluster, &mut Overlay::default(), &shape, &required.pods).err()?;
-        let mut room = no_room(&self.cluster, &required, &shape, &shortfall.need);
+        let mut room = self.no_room(&required, &shape, &shortfall.need);
         room.mixed_models_would_fit = fits_mixed(&self.cluster, &shape, &required);
         room.closed.clone_from(&before.closed);
         room.settle_evictions(before.eviction.clone());

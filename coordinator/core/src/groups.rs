@@ -233,8 +233,11 @@ impl Core {
         let starters = self.starters(keys)?;
         let behind = self.check_group_quota(&starters)?;
         let lacking = self.check_group_pods(&starters)?;
-        if let Some(reason) = self.group_above_all_nodes(&starters, lacking.is_some()) {
-            return Err((self.group_held(keys, None, reason), PhaseKind::Queued));
+        if let Some((gang, reason)) = self.group_above_all_nodes(&starters, lacking.is_some()) {
+            // Where their pods alone are too much, they tell which nodes are missing.
+            let placed = if lacking.is_some() { Ok(Vec::new()) } else { self.place_together(&starters) };
+            let never = placed.err().filter(|(_, kind)| *kind == PhaseKind::Queued);
+            return Err(never.unwrap_or((self.group_held(keys, gang, reason), PhaseKind::Queued)));
         }
         let placed = match lacking.or_else(|| self.not_yet(&starters, now)) {
             Some((name, reason)) => Err((self.group_held(keys, Some(name), reason), PhaseKind::Admitted)),
@@ -311,7 +314,7 @@ impl Core {
                 asked.subtract(&gang.charge);
             }
         }
-        let required = Required { is_fixed: true, pods: speaker.required.pods.clone(), ..speaker.required };
+        let required = Required { lowering: None, pods: speaker.required.pods.clone(), ..speaker.required };
         let order = starters.first().map_or(speaker.order, |first| first.order);
         self.check_quota(speaker.key, order, &required, &asked).map_err(|reason| {
             let keys: Vec<GangKey> = starters.iter().map(|starter| starter.key).collect();
@@ -339,6 +342,7 @@ impl Core {
                 }
                 Err(reason) => {
                     self.note_pods_missing(starter.key);
+                    let reason = self.with_those_that_exist(&starter.required, reason);
                     lacking = lacking.or(Some((starter.name.clone(), reason)));
                 }
             }
@@ -347,13 +351,20 @@ impl Core {
     }
 
     /// All nodes together have less than the gangs say that they need.
-    fn group_above_all_nodes(&mut self, starters: &[Starter], pods_are_missing: bool) -> Option<Reason> {
+    fn group_above_all_nodes(
+        &mut self,
+        starters: &[Starter],
+        pods_are_missing: bool,
+    ) -> Option<(Option<Arc<str>>, Reason)> {
         if pods_are_missing {
             let mut sum = Amounts::default();
             starters.iter().for_each(|starter| sum.add(&starter.charge));
-            return self.larger_than_all_nodes(&sum);
+            return self.larger_than_all_nodes(&sum, true).map(|reason| (None, reason));
         }
-        starters.iter().find_map(|starter| self.needs_more_than_all_nodes(starter.key, &starter.required))
+        starters.iter().find_map(|starter| {
+            let reason = self.needs_more_than_all_nodes(starter.key, &starter.required)?;
+            Some((Some(starter.name.clone()), reason))
+        })
     }
 
     /// A gang that was refused a moment ago, or too often.

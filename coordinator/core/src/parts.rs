@@ -8,6 +8,7 @@ use phalanx_common::ids::PodUid;
 
 use crate::amounts::Amounts;
 use crate::core::Core;
+use crate::fewer::Lowering;
 use crate::gang::{Gang, Pod};
 use crate::place::Candidate;
 use crate::reason::{Reason, Together};
@@ -190,7 +191,8 @@ impl Core {
         choice.take(|_, chosen| chosen < minimum as usize);
         let Choice { units, mut pods } = choice;
         reach(&mut pods, units.into_iter().map(|unit| unit.pods).collect(), gang.min_resources(self.now));
-        Required { minimum: minimum.max(count(pods.len())), pods, all, is_fixed: true }
+        let lowering = Some(Lowering::of(gang, &[], false));
+        Required { minimum: minimum.max(count(pods.len())), pods, all, lowering }
     }
 
     /// A sub-group of which too few parts have all their pods; or, where the gang's minimum is not met, the first part

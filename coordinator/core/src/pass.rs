@@ -13,6 +13,7 @@ use crate::amounts::Amounts;
 use crate::class::ModelId;
 use crate::core::{Core, Timer};
 use crate::eviction::Lack;
+use crate::fewer::{Lowering, Terms};
 use crate::gang::GangKey;
 use crate::phase::{Phase, PhaseKind};
 use crate::place::{GangShape, Overlay, Placed, PodNeed, Shortfall, place};
@@ -25,7 +26,8 @@ const FAILURE_WINDOW: Millis = Millis::from_seconds(60);
 
 /// What makes two gangs equal for placing: a shape that did not fit once does not fit again in the
 /// same pass, in which room only shrinks.
-pub(crate) type ShapeKey = (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32);
+pub(crate) type ShapeKey =
+    (bool, Vec<(Arc<str>, Arc<PodNeed>)>, BTreeMap<Arc<str>, ModelId>, u32, u32, Option<Arc<Terms>>);
 
 /// Shapes that failed in this pass, and why; true where they can never fit.
 pub(crate) type Failed = BTreeMap<ShapeKey, (Reason, bool)>;
@@ -140,7 +142,9 @@ impl Core {
             return self.making_room(key).map_or(Ok(()), |reason| Err(admitted(reason)));
         }
         if let Some(reason) = self.needs_more_than_all_nodes(key, &required) {
-            return Err(queued(reason));
+            // Where its pods alone are too much, they tell which nodes are missing.
+            let never = self.never_fits(key, &required, failed);
+            return Err(queued(never.unwrap_or(reason)));
         }
         let placed = match self.check_guarantee(key, &required) {
             Some((reason, never)) => match self.never_fits(key, &required, failed).filter(|_| !never) {
@@ -189,7 +193,8 @@ impl Core {
         }
         // What it waits for in the first place, once it gave its quota away, are its pods.
         let pods = self.gangs.gangs.get(&key).filter(|gang| self.is_overdue(gang));
-        let reason = pods.and_then(|gang| self.check_pods(gang, required).err()).unwrap_or(reason);
+        let lacking = pods.and_then(|gang| self.check_pods(gang, required).err());
+        let reason = self.with_those_that_exist(required, lacking.unwrap_or(reason));
         self.evict_for_quota(key, required, charge, reason, now)
     }
 
@@ -208,7 +213,7 @@ impl Core {
                 Err((reason, PhaseKind::Queued))
             }
             Err(reason) => {
-                if let Some(reason) = self.larger_than_all_nodes(charge) {
+                if let Some(reason) = self.larger_than_all_nodes(charge, false) {
                     return Err((reason, PhaseKind::Queued));
                 }
                 let gang = self.gangs.gangs.get(&key);
@@ -219,7 +224,7 @@ impl Core {
                 self.push_back(behind);
                 self.charge_admission(key, charge.clone());
                 self.note_pods_missing(key);
-                Err((reason, PhaseKind::Admitted))
+                Err((self.with_those_that_exist(required, reason), PhaseKind::Admitted))
             }
             Ok(()) => {
                 if let Some(gang) = self.gangs.gangs.get_mut(&key) {
@@ -377,8 +382,6 @@ impl Core {
             Some(Held::ByRoom(one, shortfall)) => {
                 let (reason, never) = self.diagnose(&more.shape, &one, &shortfall);
                 failed.insert(shape_key(&more.shape, &one), (reason.clone(), never));
-                let minimum = self.gangs.gangs.get(&key).map_or(0, |gang| gang.minimum(now));
-                let reason = reason.beside_bound(minimum.saturating_sub(one.minimum));
                 Some(if never { reason } else { self.evict_for_missing(key, reason, now) })
             }
             None => None,
@@ -397,7 +400,8 @@ impl Core {
         let mut pods = self.candidates(gang);
         pods.truncate(usize::try_from(minimum).unwrap_or(usize::MAX));
         let shortfall = place(&self.cluster, &mut self.overlay_for(key, now), shape, &pods).err()?;
-        Some(Held::ByRoom(Required { pods, minimum, all: minimum, is_fixed: false }, shortfall))
+        let lowering = Some(Lowering::beside(gang, tally.live + tally.succeeded));
+        Some(Held::ByRoom(Required { pods, minimum, all: minimum, lowering }, shortfall))
     }
 
     /// Plans single pods of a gang that runs.
@@ -459,5 +463,6 @@ impl Core {
 
 pub(crate) fn shape_key(shape: &GangShape, required: &Required) -> ShapeKey {
     let pods = required.pods.iter().map(|candidate| (candidate.task.clone(), candidate.need.clone()));
-    (shape.mixed_models, pods.collect(), shape.pinned.clone(), required.minimum, required.all)
+    let terms = required.lowering.as_ref().and_then(|lowering| lowering.terms.clone());
+    (shape.mixed_models, pods.collect(), shape.pinned.clone(), required.minimum, required.all, terms)
 }

@@ -16,7 +16,7 @@ use crate::amounts::{Amounts, ResourceKey, ResourceTable};
 use crate::gang::GangKey;
 use crate::phase::PhaseKind;
 use crate::queues::{QueueProblem, ROOT};
-use crate::reason::{QueueHeld, Reason};
+use crate::reason::{Fewer, QueueHeld, Reason};
 use crate::shares::Share;
 use crate::turn::OrderKey;
 
@@ -123,7 +123,7 @@ impl Over {
 
 impl Over {
     /// The same as a reason of a gang that alone asks for more than the ceiling.
-    pub(crate) fn never(self, queue: &QueueName, lower_to: Option<u32>) -> Reason {
+    pub(crate) fn never(self, queue: &QueueName, lower_to: Option<Box<Fewer>>) -> Reason {
         let Self { queue: ancestor, resource, limit, asked, .. } = self;
         let queue = queue.clone();
         if ancestor == queue {

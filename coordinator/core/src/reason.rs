@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 mod claims;
 mod clock;
 mod eviction;
+mod fewer;
 mod held;
 mod offer;
 mod queue;
@@ -23,6 +24,8 @@ pub(crate) use clock::clock;
 pub use eviction::{
     HeldFor, HoldCause, LateVictim, MakingRoom, NoEviction, NoEvictionCause, Preempted, Spared,
 };
+pub use fewer::Fewer;
+use fewer::or_fewer;
 pub(crate) use held::TERMINATING;
 pub use held::{Held, OtherHolder};
 pub use queue::QueueHeld;
@@ -30,8 +33,8 @@ pub(crate) use queue::RAN_OUT;
 use queue::short_of;
 pub use room::{Closed, NoRoom};
 use room::{
-    amount_of, fix_of_all_nodes, lower, more_than_all_nodes, name_closed, open_and_change, open_nodes,
-    or_change, pods,
+    WITH_ONE_MODEL, above_ceiling, amount_of, fix_of_all_nodes, more_than_all_nodes, name_closed,
+    open_and_change, open_nodes, or_change, pods,
 };
 pub use together::Together;
 pub use unsuited::{Unmet, Unsuited};
@@ -65,7 +68,7 @@ pub enum Reason {
         /// What the gang's minimum asks.
         asked: u64,
         /// The largest minimum that the ceiling allows, where there is one.
-        lower_to: Option<u32>,
+        lower_to: Option<Box<Fewer>>,
     },
     /// The queue's ceiling is reached.
     QuotaUsed {
@@ -91,6 +94,9 @@ pub enum Reason {
         minimum: u32,
         /// The task that lacks pods, where a task's own minimum is not met.
         task: Option<Arc<str>>,
+        /// What to lower so that those that exist are enough, where there are any.
+        #[serde(default)]
+        lower_to: Option<Box<Fewer>>,
     },
     /// A pod cannot be placed because of a field of its own.
     PodBlocked {
@@ -149,7 +155,7 @@ pub enum Reason {
         /// Pods would fit if GPUs of several models could be mixed.
         mixed_models_would_fit: bool,
         /// The largest minimum that an empty cluster would take, where there is one.
-        lower_to: Option<u32>,
+        lower_to: Option<Box<Fewer>>,
         /// Nodes that constraints of the pod leave out.
         #[serde(default)]
         left_out: Option<Box<Unsuited>>,
@@ -165,6 +171,9 @@ pub enum Reason {
         total: u64,
         /// What the gang's minimum asks.
         asked: u64,
+        /// It is that of several gangs that start together.
+        #[serde(default)]
+        is_group: bool,
     },
     /// Not enough free now.
     NoRoom(Box<NoRoom>),
@@ -225,17 +234,6 @@ impl Reason {
         )
     }
 
-    /// The same where it is only about the rest of a gang, of which so many pods are bound.
-    pub(crate) fn beside_bound(mut self, bound: u32) -> Self {
-        let lower_to = match &mut self {
-            Self::NoRoom(room) | Self::NodesClosed { room, .. } => &mut room.lower_to,
-            Self::LargerThanCluster { lower_to, .. } => lower_to,
-            _ => return self,
-        };
-        *lower_to = lower_to.map(|count| count.saturating_add(bound));
-        self
-    }
-
     /// It can never run unless its object, its queue or the nodes change.
     pub(crate) fn is_lasting(&self) -> bool {
         match self {
@@ -293,6 +291,17 @@ impl Reason {
         }
     }
 
+    /// The text of what keeps all gangs of a group together.
+    pub(crate) fn text_of_group(&self) -> String {
+        match self {
+            Self::AboveCapability { queue, resource, limit, asked, .. } => {
+                above_ceiling(&format_args!("queue {queue}"), resource, *limit, *asked, true)
+            }
+            Self::Queue(held) => held.text_of_group(),
+            _ => self.to_string(),
+        }
+    }
+
     /// The reason within one that says in which state the gang waits: what is lacking now.
     pub(crate) fn cause(&self) -> Option<&Self> {
         match self {
@@ -324,7 +333,7 @@ impl Reason {
             Self::AboveCapability { queue, resource, asked, lower_to, .. } => format!(
                 "raise capability {resource} of Queue {queue} to {}{}",
                 format_amount(resource, *asked),
-                lower(*lower_to)
+                or_fewer(lower_to.as_deref())
             ),
             Self::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
                 let short = short_of(*limit, *used, *asked, eviction.as_deref());
@@ -334,14 +343,13 @@ impl Reason {
                     format_amount(resource, short)
                 )
             }
-            Self::TooFewPods { exist, minimum, task } => {
+            Self::TooFewPods { exist, minimum, task, lower_to } => {
+                let fewer = or_fewer(lower_to.as_deref());
                 let more = pods(minimum.saturating_sub(*exist), "more ");
                 match task {
-                    Some(task) => {
-                        format!("create {more} of task {task}{BY_JOB}, or lower its minimum")
-                    }
+                    Some(task) => format!("create {more} of task {task}{BY_JOB}{fewer}"),
                     None if *exist == 0 => format!("create {} of this gang{BY_JOB}", pods(*minimum, "")),
-                    None => format!("create {more}{BY_JOB}, or lower minMember to {exist}"),
+                    None => format!("create {more}{BY_JOB}{fewer}"),
                 }
             }
             Self::PodBlocked { field, .. } => format!("change {field}"),
@@ -365,10 +373,12 @@ impl Reason {
                 "{}add nodes for {}, of which the next asks {shape}{}{}",
                 open_and_change(closed, left_out.as_deref()),
                 pods(minimum.saturating_sub(*fit), "more "),
-                lower(*lower_to),
+                or_fewer(lower_to.as_deref()),
                 or_change(left_out.as_deref().filter(|_| closed.is_empty()))
             ),
-            Self::LargerThanAllNodes { resource, total, asked } => fix_of_all_nodes(resource, *total, *asked),
+            Self::LargerThanAllNodes { resource, total, asked, is_group } => {
+                fix_of_all_nodes(resource, *total, *asked, *is_group)
+            }
             Self::NoRoom(room) => room.fix(),
             Self::NodesClosed { nodes, .. } => open_nodes(nodes, "; "),
             Self::MorePodsWait { cause, .. } => cause.fix(),
@@ -401,7 +411,7 @@ impl Reason {
             Self::LargerThanCluster {
                 fit, minimum, shape, mixed_models_would_fit, left_out, closed, ..
             } => {
-                let models = if *mixed_models_would_fit { " with one GPU model per task" } else { "" };
+                let models = if *mixed_models_would_fit { WITH_ONE_MODEL } else { "" };
                 write!(
                     formatter,
                     "can never fit: {minimum} pods needed, an empty cluster takes {fit}{models}; the next asks {shape}"
@@ -413,8 +423,8 @@ impl Reason {
                     write!(formatter, "; closed: {}", name_closed(closed))
                 }
             }
-            Self::LargerThanAllNodes { resource, total, asked } => {
-                formatter.write_str(&more_than_all_nodes(resource, *total, *asked))
+            Self::LargerThanAllNodes { resource, total, asked, is_group } => {
+                formatter.write_str(&more_than_all_nodes(resource, *total, *asked, *is_group))
             }
             _ => Ok(()),
         }
@@ -429,12 +439,10 @@ impl fmt::Display for Reason {
                 write!(formatter, "queue {queue} is closed and takes no new gangs")
             }
             Self::NoSuchPriorityClass { class } => write!(formatter, "PriorityClass {class} does not exist"),
-            Self::AboveCapability { queue, resource, limit, asked, .. } => write!(
-                formatter,
-                "queue {queue} has capability {resource} {}, the gang's minimum asks {}: it can never run there",
-                format_amount(resource, *limit),
-                format_amount(resource, *asked)
-            ),
+            Self::AboveCapability { queue, resource, limit, asked, .. } => {
+                let of = format_args!("queue {queue}");
+                formatter.write_str(&above_ceiling(&of, resource, *limit, *asked, false))
+            }
             Self::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
                 write!(
                     formatter,
@@ -445,10 +453,10 @@ impl fmt::Display for Reason {
                 )?;
                 eviction.as_ref().map_or(Ok(()), |eviction| write!(formatter, "; {eviction}"))
             }
-            Self::TooFewPods { exist, minimum, task: Some(task) } => {
+            Self::TooFewPods { exist, minimum, task: Some(task), .. } => {
                 write!(formatter, "only {exist} of {minimum} pods of task {task} exist")
             }
-            Self::TooFewPods { exist, minimum, task: None } => {
+            Self::TooFewPods { exist, minimum, task: None, .. } => {
                 write!(formatter, "only {exist} of the {minimum} pods needed exist")
             }
             Self::PodBlocked { pod, field, message } => write!(formatter, "pod {pod}: {field}: {message}"),

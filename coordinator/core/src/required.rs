@@ -7,6 +7,7 @@ use phalanx_common::ids::PodUid;
 use phalanx_common::planted::{self, Bug};
 
 use crate::core::Core;
+use crate::fewer::Lowering;
 use crate::gang::{Gang, GangKey, Pod, natural};
 use crate::parts::reach;
 use crate::phase::PhaseKind;
@@ -19,16 +20,15 @@ pub(crate) struct Required {
     pub(crate) minimum: u32,
     /// Pods of the gang in all.
     pub(crate) all: u32,
-    /// Fewer would not do, whatever the gang's minimum: they are whole parts, reach its `minResources`, or are of several
-    /// gangs.
-    pub(crate) is_fixed: bool,
+    /// Whose minimum could be lowered; `None` where fewer would not do, whatever it is: they are of several gangs.
+    pub(crate) lowering: Option<Lowering>,
 }
 
 impl Required {
     /// Pods of a gang that runs, which join it together.
     pub(crate) fn together(pods: Vec<Candidate>) -> Self {
         let count = u32::try_from(pods.len()).unwrap_or(u32::MAX);
-        Self { pods, minimum: count, all: count, is_fixed: true }
+        Self { pods, minimum: count, all: count, lowering: None }
     }
 }
 
@@ -73,9 +73,10 @@ impl Core {
             return self.required_parts(gang, minimum, all);
         }
         let candidates = self.candidates(gang);
+        let lowering = Some(Lowering::of(gang, &candidates, ended > 0));
         let wanted = usize::try_from(minimum).unwrap_or(usize::MAX);
         if candidates.len() <= wanted {
-            return Required { pods: candidates, minimum, all, is_fixed: false };
+            return Required { pods: candidates, minimum, all, lowering };
         }
         let minima = task_minima(gang, self.now);
         let has_minima = !minima.is_empty();
@@ -91,7 +92,7 @@ impl Core {
         }
         let minimum =
             if is_fixed { minimum.max(u32::try_from(first.len()).unwrap_or(u32::MAX)) } else { minimum };
-        Required { pods: first, minimum, all, is_fixed }
+        Required { pods: first, minimum, all, lowering }
     }
 
     /// So many of these pods, first those of which so many more are needed by task, and what it takes beyond to have its

@@ -22,9 +22,6 @@ mod unsuited;
 /// Nodes named in a reason.
 const NODES_NAMED: usize = 8;
 
-/// Up to so many pods every lower minimum is tried before one is suggested.
-const ALL_MINIMA: u32 = 32;
-
 impl Core {
     /// Why a gang did not fit; true where it can never fit as nodes are now.
     pub(crate) fn diagnose(
@@ -55,64 +52,97 @@ impl Core {
         let Some((_, empty)) = &self.emptied else {
             return (Reason::InProgress { step: Arc::from("") }, false);
         };
+        self.diagnose_beside(empty, shape, required, shortfall, &leaving)
+    }
+
+    /// The same where `empty` is the cluster without all that uses it; true where no end of other work would help.
+    fn diagnose_beside(
+        &self,
+        empty: &Cluster,
+        shape: &GangShape,
+        required: &Required,
+        shortfall: &Shortfall,
+        leaving: &[(NodeIndex, Taken)],
+    ) -> (Reason, bool) {
+        let (cluster, need) = (&self.cluster, &shortfall.need);
         let mut pods = required.pods.iter().filter(|candidate| candidate.need == shortfall.need);
         let pod = pods.next().and_then(|candidate| self.gangs.pods.get(&candidate.pod));
         let request = pod.map(|pod| &pod.spec.request);
-        diagnose(&self.cluster, empty, shape, required, shortfall, &leaving, request)
-    }
-}
-
-/// Why `required` does not fit; true where no end of other work would help.
-pub(crate) fn diagnose(
-    cluster: &Cluster,
-    empty: &Cluster,
-    shape: &GangShape,
-    required: &Required,
-    shortfall: &Shortfall,
-    leaving: &[(NodeIndex, Taken)],
-    request: Option<&PodRequest>,
-) -> (Reason, bool) {
-    let need = &shortfall.need;
-    // A node that was not heard of yet may have what no other has.
-    let kinds = cluster.kinds(need);
-    let all_known = !kinds.iter().any(|kind| kind.node.is_unknown());
-    if let Some(reason) = no_node_ever(empty, shape, required, need, request).filter(|_| all_known) {
-        return (reason, true);
-    }
-    let closed = closed_nodes(&kinds, need);
-    if let Err(ever) = place(empty, &mut Overlay::default(), shape, &required.pods)
-        && all_known
-    {
-        // Nodes that a person has cordoned count as gone until a person opens them.
-        let open = empty.opened(&[]);
-        if let Some(nodes) = nodes_to_open(&open, &closed, shape, required) {
-            let room = Box::new(no_room(cluster, required, shape, need));
-            return (Reason::NodesClosed { nodes, room }, true);
+        // A node that was not heard of yet may have what no other has.
+        let kinds = cluster.kinds(need);
+        let all_known = !kinds.iter().any(|kind| kind.node.is_unknown());
+        if let Some(reason) = no_node_ever(empty, shape, required, need, request).filter(|_| all_known) {
+            return (reason, true);
         }
-        let fit =
-            count_of(&required.pods) - count_of(&left_over(empty, Overlay::default(), shape, &required.pods));
-        let mut left_out = left_out(empty, shape, required, &ever.need);
-        let closed =
-            left_out.as_mut().map(|out| open_and_change(&open, &closed, shape, required, out, &ever.need));
-        let reason = Reason::LargerThanCluster {
-            fit,
+        let closed = closed_nodes(&kinds, need);
+        if let Err(ever) = place(empty, &mut Overlay::default(), shape, &required.pods)
+            && all_known
+        {
+            // Nodes that a person has cordoned count as gone until a person opens them.
+            let open = empty.opened(&[]);
+            if let Some(nodes) = nodes_to_open(&open, &closed, shape, required) {
+                let room = Box::new(self.no_room(required, shape, need));
+                return (Reason::NodesClosed { nodes, room }, true);
+            }
+            let fit = count_of(&required.pods)
+                - count_of(&left_over(empty, Overlay::default(), shape, &required.pods));
+            let mut left_out = left_out(empty, shape, required, &ever.need);
+            let closed = left_out
+                .as_mut()
+                .map(|out| open_and_change(&open, &closed, shape, required, out, &ever.need));
+            let reason = Reason::LargerThanCluster {
+                fit,
+                minimum: required.minimum,
+                shape: describe(cluster, &ever.need),
+                mixed_models_would_fit: fits_mixed(empty, shape, required),
+                lower_to: self.fewer_that_fit(empty, shape, required).map(Box::new),
+                left_out,
+                closed: closed.unwrap_or_default(),
+            };
+            return (reason, true);
+        }
+        let mut room = self.no_room(required, shape, need);
+        room.mixed_models_would_fit = fits_mixed(cluster, shape, required);
+        let would_help = closed.iter().any(|(index, _, _)| has_room(cluster, *index, need, leaving));
+        if would_help && let Some(nodes) = nodes_to_open(&cluster.opened(leaving), &closed, shape, required) {
+            return (Reason::NodesClosed { nodes, room: Box::new(room) }, false);
+        }
+        room.closed = closed.into_iter().map(|(_, name, why)| (name, why)).take(NODES_NAMED).collect();
+        (Reason::NoRoom(Box::new(room)), false)
+    }
+
+    /// How much room there is for pods that do not fit, the first of which needs this.
+    pub(crate) fn no_room(&self, required: &Required, shape: &GangShape, need: &PodNeed) -> NoRoom {
+        let cluster = &self.cluster;
+        let missing = left_over(cluster, Overlay::default(), shape, &required.pods);
+        let kinds = cluster.kinds(need);
+        let open = kinds.iter().filter(|kind| kind.node.shut().is_none() && could_serve(kind.node, need));
+        let open: Vec<&Kind<'_>> = open.collect();
+        let key = scarcest(&open, required, need);
+        let of_kind = |kind: &&Kind<'_>| free(kind.node, key).saturating_mul(kind.count() as u64);
+        let free_total = open.iter().map(of_kind).fold(0, u64::saturating_add);
+        let largest = open.iter().map(|kind| free(kind.node, key)).max().unwrap_or(0);
+        NoRoom {
+            fit: count_of(&required.pods) - count_of(&missing),
+            missing: by_size(&missing, key),
             minimum: required.minimum,
-            shape: describe(cluster, &ever.need),
-            mixed_models_would_fit: fits_mixed(empty, shape, required),
-            lower_to: lower_to(empty, shape, required),
-            left_out,
-            closed: closed.unwrap_or_default(),
-        };
-        return (reason, true);
+            pods: required.all,
+            resource: Arc::from(cluster.resources.name(key)),
+            asked: asked_of(need, key),
+            free_total,
+            largest,
+            free_by_node: free_by_node(&open, key),
+            feasible_nodes: feasible_nodes(cluster, need),
+            mixed_models_would_fit: false,
+            lower_to: self.fewer_that_fit(cluster, shape, required),
+            closed: Vec::new(),
+            held: Vec::new(),
+            holds: Vec::new(),
+            eviction: None,
+            left_out: left_out(cluster, shape, required, need),
+            others: Vec::new(),
+        }
     }
-    let mut room = no_room(cluster, required, shape, need);
-    room.mixed_models_would_fit = fits_mixed(cluster, shape, required);
-    let would_help = closed.iter().any(|(index, _, _)| has_room(cluster, *index, need, leaving));
-    if would_help && let Some(nodes) = nodes_to_open(&cluster.opened(leaving), &closed, shape, required) {
-        return (Reason::NodesClosed { nodes, room: Box::new(room) }, false);
-    }
-    room.closed = closed.into_iter().map(|(_, name, why)| (name, why)).take(NODES_NAMED).collect();
-    (Reason::NoRoom(Box::new(room)), false)
 }
 
 /// They would fit if the pods of a task could have GPUs of several models.
@@ -182,32 +212,6 @@ fn left_out(
     let mut out = unsuited::left_out(cluster, need)?;
     out.help = unsuited::what_helps(cluster, shape, required, need);
     Some(Box::new(out))
-}
-
-/// The largest minimum with which the gang would start; it takes pods in their order.
-fn lower_to(cluster: &Cluster, shape: &GangShape, required: &Required) -> Option<u32> {
-    if required.is_fixed {
-        return None;
-    }
-    let starts = |minimum: u32| {
-        let pods = required.pods.get(..minimum as usize);
-        pods.is_some_and(|pods| place(cluster, &mut Overlay::default(), shape, pods).is_ok())
-    };
-    largest_minimum(u32::try_from(required.pods.len()).unwrap_or(u32::MAX), starts)
-}
-
-/// The largest number below `all` with which a gang would start.
-pub(crate) fn largest_minimum(all: u32, mut starts: impl FnMut(u32) -> bool) -> Option<u32> {
-    if all <= ALL_MINIMA {
-        return (1..all).rev().find(|minimum| starts(*minimum));
-    }
-    // Fewer pods hardly ever fit worse than more, so that halving finds the largest or one close to it.
-    let (mut fits, mut fails) = (0, all);
-    while fits + 1 < fails {
-        let middle = fits.midpoint(fails);
-        if starts(middle) { fits = middle } else { fails = middle }
-    }
-    (fits > 0).then_some(fits)
 }
 
 fn count_of(pods: &[Candidate]) -> u32 {
@@ -393,38 +397,6 @@ pub(crate) fn feasible_nodes(cluster: &Cluster, need: &PodNeed) -> u32 {
     let kinds = cluster.kinds(need);
     let feasible = kinds.iter().filter(|kind| is_feasible(kind.node));
     u32::try_from(feasible.map(Kind::count).sum::<usize>()).unwrap_or(u32::MAX)
-}
-
-/// How much room there is for pods that do not fit, the first of which needs this.
-pub(crate) fn no_room(cluster: &Cluster, required: &Required, shape: &GangShape, need: &PodNeed) -> NoRoom {
-    let missing = left_over(cluster, Overlay::default(), shape, &required.pods);
-    let kinds = cluster.kinds(need);
-    let open = kinds.iter().filter(|kind| kind.node.shut().is_none() && could_serve(kind.node, need));
-    let open: Vec<&Kind<'_>> = open.collect();
-    let key = scarcest(&open, required, need);
-    let of_kind = |kind: &&Kind<'_>| free(kind.node, key).saturating_mul(kind.count() as u64);
-    let free_total = open.iter().map(of_kind).fold(0, u64::saturating_add);
-    let largest = open.iter().map(|kind| free(kind.node, key)).max().unwrap_or(0);
-    NoRoom {
-        fit: count_of(&required.pods) - count_of(&missing),
-        missing: by_size(&missing, key),
-        minimum: required.minimum,
-        pods: required.all,
-        resource: Arc::from(cluster.resources.name(key)),
-        asked: asked_of(need, key),
-        free_total,
-        largest,
-        free_by_node: free_by_node(&open, key),
-        feasible_nodes: feasible_nodes(cluster, need),
-        mixed_models_would_fit: false,
-        lower_to: lower_to(cluster, shape, required),
-        closed: Vec::new(),
-        held: Vec::new(),
-        holds: Vec::new(),
-        eviction: None,
-        left_out: left_out(cluster, shape, required, need),
-        others: Vec::new(),
-    }
 }
 
 /// Free amount and whole of nodes, those with the most first; of few nodes all, by name.

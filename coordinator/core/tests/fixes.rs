@@ -7,7 +7,7 @@
 mod random;
 mod support;
 
-use phalanx_core::reason::Reason;
+use phalanx_core::reason::{Fewer, Reason};
 use random::Random;
 use support::World;
 
@@ -31,8 +31,16 @@ fn world(seed: u64) -> (World, String) {
     let masters = random.below(3);
     let master = if masters > 0 { format!("ps:{masters}x{}G ", random.below(2)) } else { String::new() };
     let workers = 1 + random.below(6);
-    let gang =
-        format!("{master}worker:{workers}x{}G q={queue} cpu={}", 1 + random.below(8), 1 + random.below(8));
+    let size = 1 + random.below(8);
+    let mut gang = format!("{master}worker:{workers}x{size}G q={queue} cpu={}", 1 + random.below(8));
+    if seed.is_multiple_of(2) {
+        // As the controller of a Job writes it: each task needs all its pods.
+        let ps = if masters > 0 { format!("ps:{masters},") } else { String::new() };
+        gang += &format!(" tmin={ps}worker:{workers}");
+        if seed.is_multiple_of(4) {
+            gang += &format!(" need-gpu={}", workers * size);
+        }
+    }
     (world, gang)
 }
 
@@ -41,10 +49,11 @@ fn submit(world: &mut World, name: &str, gang: &str, options: &str) {
     world.run("settle-quietly");
 }
 
-/// The same world, with the gang stated with another minimum.
-fn starts_with_minimum(seed: u64, minimum: u32) -> bool {
-    let (mut world, gang) = world(seed);
-    submit(&mut world, "G", &gang, &format!("min={minimum}"));
+/// The same world, once this is lowered of the gang.
+fn starts_with(world: &World, fewer: &Fewer) -> bool {
+    let mut world = world.clone();
+    world.lower("G", fewer);
+    world.run("settle-quietly");
     world.phase("G") == "running"
 }
 
@@ -58,24 +67,25 @@ fn passes_with_ceiling(seed: u64, ceiling: u64) -> bool {
 
 #[test]
 fn what_a_reason_suggests_helps_and_less_does_not() {
-    let (mut lowered, mut raised, mut mixed) = (0, 0, 0);
+    let (mut lowered, mut whole, mut raised, mut mixed) = (0, 0, 0, 0);
     for seed in 0..400 {
         let (mut world, gang) = world(seed);
         submit(&mut world, "G", &gang, "");
         let Some(reason) = world.reason("G") else { continue };
         let lower_to = match &reason {
-            Reason::NoRoom(room) => room.lower_to.filter(|_| !room.mixed_models_would_fit),
-            Reason::LargerThanCluster { lower_to, mixed_models_would_fit: false, .. } => *lower_to,
+            Reason::NoRoom(room) => room.lower_to.clone().filter(|_| !room.mixed_models_would_fit),
+            Reason::LargerThanCluster { lower_to, mixed_models_would_fit: false, .. } => {
+                lower_to.as_deref().cloned()
+            }
             _ => None,
         };
         let is_now = matches!(reason, Reason::NoRoom(_));
-        if let Some(minimum) = lower_to.filter(|_| is_now) {
-            assert!(starts_with_minimum(seed, minimum), "seed {seed}: {gang}: {reason}");
-            assert!(
-                !starts_with_minimum(seed, minimum + 1),
-                "seed {seed}: {gang}: {minimum} is not the most"
-            );
+        if let Some(fewer) = lower_to.filter(|_| is_now) {
+            assert!(starts_with(&world, &fewer), "seed {seed}: {gang}: {reason}: {}", reason.fix());
+            let more = Fewer::to(fewer.minimum + 1);
+            assert!(!starts_with(&world, &more), "seed {seed}: {gang}: {fewer:?} is not the most");
             lowered += 1;
+            whole += u32::from(!fewer.tasks.is_empty() && !fewer.resources.is_empty());
         }
         // Gangs ahead that wait for quota take what is added first; `why` names them.
         let is_next = !world.run("why G").contains("ahead of it");
@@ -105,4 +115,5 @@ fn what_a_reason_suggests_helps_and_less_does_not() {
     }
     // The worlds must reach what is to be tested.
     assert!(lowered > 10 && raised > 10 && mixed > 0, "{lowered} lowered, {raised} raised, {mixed} mixed");
+    assert!(whole > 3, "{whole} of {lowered} lowered with minima of tasks and minResources");
 }

@@ -84,7 +84,7 @@ variants!(queue_name, QUEUES, QueueHeld:
     AncestorUsed AboveAncestor SetAside NotLeaf AncestorClosed NotAllowed RanOut Guaranteed Behind);
 variants!(hold_name, HOLDS, HoldCause: MakingRoom Waited);
 variants!(eviction_name, EVICTIONS, NoEvictionCause: NonPreempting OverShare Quota AdmittedFirst Fit Protected AboveMinimum);
-variants!(spared_name, SPARED, Spared: Budget Until);
+variants!(spared_name, SPARED, Spared: Budget Until NotPreemptable NotReclaimable Guaranteed SwitchedOff);
 variants!(together_name, TOGETHER, Together:
     GroupIncomplete GroupHeld GroupDoesNotFit GroupOfQueues TooFewParts Degraded);
 

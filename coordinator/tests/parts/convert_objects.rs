@@ -537,7 +537,7 @@ fn pod_groups_get_volcanos_phases_conditions_and_reasons() {
     // The same condition later keeps its time; another one has its own.
     let later = pod_group_status(&waiting, &gang_status(GangPhase::Inqueue, Some(quota_used())), Time(9_000));
     assert_eq!(later, waiting);
-    let few = |task: Option<Arc<str>>| Reason::TooFewPods { exist: 1, minimum: 4, task };
+    let few = |task: Option<Arc<str>>| Reason::TooFewPods { exist: 1, minimum: 4, task, lower_to: None };
     for (task, reason) in [(None, "NotEnoughTasks"), (Some(Arc::from("ps")), "NotEnoughPodsOfTask")] {
         let status = gang_status(GangPhase::Inqueue, Some(few(task)));
         let status = pod_group_status(&waiting, &status, Time(9_000));

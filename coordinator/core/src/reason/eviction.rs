@@ -8,7 +8,7 @@ use phalanx_common::resources::format_amount;
 use phalanx_common::units::Time;
 use serde::{Deserialize, Serialize};
 
-use super::{Reason, amount_of, clock, pods};
+use super::{Fewer, Reason, amount_of, clock, pods};
 
 /// Others are being evicted for a gang, or are to end by themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ pub struct NoEviction {
     /// Who could have gone and is protected; at most 4.
     pub spared: Vec<Spared>,
     /// The largest minimum for which evictions would make room, where there is one.
-    pub lower_to: Option<u32>,
+    pub lower_to: Option<Fewer>,
     /// Pods that would not fit though others went: how many, and how many GPUs each asks for. Empty where others going
     /// does not help at all.
     #[serde(default)]
@@ -172,6 +172,30 @@ pub enum Spared {
         /// Disruptions that it allows.
         allowed: u32,
     },
+    /// By `preemptable: false`, of it or of a pod of it.
+    NotPreemptable {
+        /// The gang.
+        gang: GangName,
+    },
+    /// By `reclaimable: false` of its queue, or of one above.
+    NotReclaimable {
+        /// The queue that says it.
+        queue: QueueName,
+    },
+    /// By what its queue, or one above, is guaranteed.
+    Guaranteed {
+        /// The queue.
+        queue: QueueName,
+        /// The resource.
+        resource: Arc<str>,
+        /// How much it is guaranteed.
+        guarantee: u64,
+    },
+    /// By a setting of the coordinator, which keeps all that it is about.
+    SwitchedOff {
+        /// `preempt` or `reclaim`.
+        setting: Arc<str>,
+    },
     /// It has just begun to run.
     Until {
         /// The gang.
@@ -181,6 +205,13 @@ pub enum Spared {
         /// `cooldown-time` or `minimum run time`.
         what: Arc<str>,
     },
+}
+
+impl Spared {
+    /// It ends by itself, or may any moment.
+    const fn is_for_a_while(&self) -> bool {
+        matches!(self, Self::Budget { .. } | Self::Until { .. })
+    }
 }
 
 impl Reason {
@@ -281,7 +312,11 @@ impl fmt::Display for NoEviction {
             NoEvictionCause::AdmittedFirst { gang, priority, own } => {
                 write!(formatter, "admission went to {} (priority {priority} > {own})", gang.name)?;
             }
-            NoEvictionCause::Protected => formatter.write_str("preemption does not help yet")?,
+            NoEvictionCause::Protected => {
+                let may_change = self.spared.is_empty() || self.spared.iter().any(Spared::is_for_a_while);
+                formatter.write_str("preemption does not help")?;
+                formatter.write_str(if may_change { " yet" } else { "" })?;
+            }
             NoEvictionCause::AboveMinimum => {
                 formatter.write_str("pods above the minimum use what is idle only")?
             }
@@ -316,6 +351,14 @@ impl fmt::Display for Spared {
             Self::Budget { node, pod, budget, allowed } => {
                 write!(formatter, "{node}: budget {} of {pod} allows {allowed} disruptions", budget.name)
             }
+            Self::NotPreemptable { gang } => write!(formatter, "{} says preemptable: false", gang.name),
+            Self::NotReclaimable { queue } => write!(formatter, "queue {queue} says reclaimable: false"),
+            Self::Guaranteed { queue, resource, guarantee } => write!(
+                formatter,
+                "queue {queue} would have less than its guarantee of {}",
+                amount_of(resource, *guarantee)
+            ),
+            Self::SwitchedOff { setting } => write!(formatter, "the coordinator runs with --{setting}=false"),
             Self::Until { gang, until, what } => {
                 write!(formatter, "{} is protected by its {what} until {}", gang.name, clock(*until))
             }

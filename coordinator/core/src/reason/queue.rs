@@ -8,6 +8,8 @@ use phalanx_common::resources::format_amount;
 use phalanx_common::units::Millis;
 use serde::{Deserialize, Serialize};
 
+use super::fewer::{Fewer, or_fewer};
+use super::room::above_ceiling;
 use super::{NoEviction, amount_of};
 use crate::queues::{QueueProblem, ROOT};
 
@@ -48,7 +50,7 @@ pub enum QueueHeld {
         /// What the gang's minimum asks.
         asked: u64,
         /// The largest minimum that the ceiling allows, where there is one.
-        lower_to: Option<u32>,
+        lower_to: Option<Box<Fewer>>,
     },
     /// Its queue, or one above it, contradicts itself or others.
     SetAside {
@@ -182,6 +184,19 @@ impl QueueHeld {
         }
     }
 
+    /// The text of what keeps all gangs of a group together.
+    pub(super) fn text_of_group(&self) -> String {
+        if matches!(self, Self::AboveAncestor { .. }) { self.above_ancestor(true) } else { self.to_string() }
+    }
+
+    fn above_ancestor(&self, is_group: bool) -> String {
+        let Self::AboveAncestor { queue, ancestor, resource, limit, asked, .. } = self else {
+            return String::new();
+        };
+        let of = format_args!("queue {queue}: ancestor {ancestor}");
+        above_ceiling(&of, resource, *limit, *asked, is_group)
+    }
+
     /// The nearest fix.
     pub(super) fn fix(&self) -> String {
         match self {
@@ -195,12 +210,8 @@ impl QueueHeld {
             }
             Self::AboveAncestor { ancestor, resource, asked, lower_to, .. } => {
                 let asked = format_amount(resource, *asked);
-                let lower =
-                    lower_to.map(|count| format!(", or lower minMember (minAvailable of a Job) to {count}"));
-                format!(
-                    "raise capability {resource} of Queue {ancestor} to {asked}{}",
-                    lower.unwrap_or_default()
-                )
+                let fewer = or_fewer(lower_to.as_deref());
+                format!("raise capability {resource} of Queue {ancestor} to {asked}{fewer}")
             }
             Self::SetAside { problem, .. } => {
                 format!(
@@ -307,14 +318,7 @@ impl QueueHeld {
                 )?;
                 eviction.as_ref().map_or(Ok(()), |eviction| write!(formatter, "; {eviction}"))
             }
-            Self::AboveAncestor { queue, ancestor, resource, limit, asked, .. } => {
-                let [limit, asked] = [limit, asked].map(|amount| format_amount(resource, *amount));
-                write!(
-                    formatter,
-                    "queue {queue}: ancestor {ancestor} has capability {resource} {limit}, the gang's minimum asks \
-                     {asked}: it can never run there"
-                )
-            }
+            Self::AboveAncestor { .. } => formatter.write_str(&self.above_ancestor(false)),
             Self::Guaranteed { queue, resource, capacity, used, kept, owners, asked, never, .. } => {
                 let amounts = [capacity, used, kept, asked];
                 let [capacity, used, kept, asked] = amounts.map(|amount| format_amount(resource, *amount));

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::amounts::PODS;
 
+use super::fewer::{Fewer, or_fewer};
 use super::{Held, HeldFor, MIX_FIX, NoEviction, OtherHolder, Unmet, Unsuited};
 
 /// What is free where a gang does not fit.
@@ -39,7 +40,7 @@ pub struct NoRoom {
     /// It would fit if GPUs of several models could be mixed.
     pub mixed_models_would_fit: bool,
     /// The largest minimum that would fit now, where there is one.
-    pub lower_to: Option<u32>,
+    pub lower_to: Option<Fewer>,
     /// Nodes that take no new pods, and why; at most 8.
     pub closed: Vec<(NodeName, Closed)>,
     /// GPUs whose holder does not use them yet, or any more; at most 4.
@@ -120,17 +121,34 @@ impl fmt::Display for Closed {
     }
 }
 
-/// A gang asks for more of a resource than there is.
-pub(super) fn more_than_all_nodes(resource: &str, total: u64, asked: u64) -> String {
+/// It would fit if pods of one task could use several models.
+pub(super) const WITH_ONE_MODEL: &str = " with one GPU model per task";
+
+/// A gang, or a group of gangs, asks for more of a resource than there is.
+pub(super) fn more_than_all_nodes(resource: &str, total: u64, asked: u64, is_group: bool) -> String {
     let asked = format_amount(resource, asked);
+    let who = if is_group { "the group" } else { "the gang" };
     if total == 0 {
-        return format!("can never fit: no node offers {resource}, the gang needs {asked}");
+        return format!("can never fit: no node offers {resource}, {who} needs {asked}");
     }
     let total = amount_of(resource, total);
-    format!("can never fit: all nodes together have {total}, the gang needs at least {asked}")
+    format!("can never fit: all nodes together have {total}, {who} needs at least {asked}")
 }
 
-pub(super) fn fix_of_all_nodes(resource: &str, total: u64, asked: u64) -> String {
+/// A gang, or a group of gangs, asks for more than a queue may ever have.
+pub(super) fn above_ceiling(
+    of: &dyn fmt::Display,
+    resource: &str,
+    limit: u64,
+    asked: u64,
+    is_group: bool,
+) -> String {
+    let (limit, asked) = (format_amount(resource, limit), format_amount(resource, asked));
+    let who = if is_group { "the group's minimum" } else { "the gang's minimum" };
+    format!("{of} has capability {resource} {limit}, {who} asks {asked}: it can never run there")
+}
+
+pub(super) fn fix_of_all_nodes(resource: &str, total: u64, asked: u64, is_group: bool) -> String {
     if total == 0 {
         let name = resource.trim_end_matches('s');
         let instead = match resource {
@@ -141,9 +159,10 @@ pub(super) fn fix_of_all_nodes(resource: &str, total: u64, asked: u64) -> String
         return format!("{instead}add nodes that offer {resource}");
     }
     format!(
-        "add nodes with {} more, or have it need at most {} (of a Job lower minAvailable or what its pods ask, of a \
-         PodGroup spec.minResources)",
+        "add nodes that take its pods and have {} more together, or have {} need at most {} (of a Job lower what its \
+         pods ask, or minAvailable of it and of its tasks, of a PodGroup spec.minResources)",
         amount_of(resource, asked.saturating_sub(total)),
+        if is_group { "its gangs" } else { "it" },
         format_amount(resource, total)
     )
 }
@@ -160,7 +179,7 @@ impl NoRoom {
         if &*self.resource == PODS {
             let slots =
                 if missing == 1 { "1 more pod slot is" } else { &format!("{missing} more pod slots are") };
-            return format!("wait until {slots} free{}", lower(self.lower_to));
+            return format!("wait until {slots} free{}", or_fewer(self.lower_to.as_ref()));
         }
         if let Some(unmet) = self.left_out.as_ref().and_then(|out| out.in_use()) {
             let nodes = if missing == 1 { "1 more node".to_owned() } else { format!("{missing} more nodes") };
@@ -168,13 +187,13 @@ impl NoRoom {
                 Unmet::Port(port) => format!("{port} is free on {nodes}"),
                 _ => format!("{nodes} may have one pod more"),
             };
-            return format!("wait until {what}{}", lower(self.lower_to));
+            return format!("wait until {what}{}", or_fewer(self.lower_to.as_ref()));
         }
         format!(
             "wait for room for {}{}{}{}",
             pods(missing, "more "),
             self.sizes(missing),
-            lower(self.lower_to),
+            or_fewer(self.lower_to.as_ref()),
             or_change(self.left_out.as_deref())
         )
     }
@@ -183,7 +202,8 @@ impl NoRoom {
 impl NoRoom {
     /// What evicting others would help, or why it would not.
     pub(crate) fn settle_evictions(&mut self, why: Option<Box<NoEviction>>) {
-        self.lower_to = self.lower_to.max(why.as_ref().and_then(|why| why.lower_to));
+        let evicted = why.as_ref().and_then(|why| why.lower_to.clone());
+        self.lower_to = self.lower_to.take().max(evicted);
         self.count_on_evictions(why.as_deref());
         self.eviction = why;
     }
@@ -215,13 +235,6 @@ impl NoRoom {
             }
         }
     }
-}
-
-/// The suggestion to lower the minimum, where a lower one would do.
-pub(super) fn lower(minimum: Option<u32>) -> String {
-    minimum
-        .map(|minimum| format!(", or lower minMember (minAvailable of a Job) to {minimum}"))
-        .unwrap_or_default()
 }
 
 /// The suggestion to change the pod, where that would do.
@@ -275,11 +288,13 @@ impl fmt::Display for NoRoom {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let amount = |amount: u64| format_amount(&self.resource, amount);
         if self.minimum == 1 && self.pods == 1 {
-            formatter.write_str("no room for the pod: ")?;
+            formatter.write_str("no room for the pod")?;
         } else {
             let (minimum, fit) = (self.minimum, self.fit);
-            write!(formatter, "{minimum} of {} pods needed, only {fit} of {minimum} pods fit: ", self.pods)?;
+            write!(formatter, "{minimum} of {} pods needed, only {fit} of {minimum} pods fit", self.pods)?;
         }
+        formatter.write_str(if self.mixed_models_would_fit { WITH_ONE_MODEL } else { "" })?;
+        formatter.write_str(": ")?;
         write!(
             formatter,
             "{} {}node{} with {}; {} free in total",
@@ -330,14 +345,17 @@ mod tests {
 
     #[test]
     fn of_a_resource_that_nobody_offers_the_name_is_doubted() {
-        assert_eq!(more_than_all_nodes("gpu", 0, 8), "can never fit: no node offers gpu, the gang needs 8");
+        assert_eq!(
+            more_than_all_nodes("gpu", 0, 8, false),
+            "can never fit: no node offers gpu, the gang needs 8"
+        );
         for (name, fix) in [
             ("gpu", "ask for nvidia.com/gpu, or add nodes that offer gpu"),
             ("nvidia.com/gpus", "ask for nvidia.com/gpu, or add nodes that offer nvidia.com/gpus"),
             ("mars-tech.com/gpu", "correct the name, or add nodes that offer mars-tech.com/gpu"),
             ("nvidia.com/gpu", "add nodes that offer nvidia.com/gpu"),
         ] {
-            assert_eq!(fix_of_all_nodes(name, 0, 8), fix);
+            assert_eq!(fix_of_all_nodes(name, 0, 8, false), fix);
         }
     }
 }

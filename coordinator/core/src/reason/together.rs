@@ -157,8 +157,10 @@ impl fmt::Display for Together {
             }
             Self::GroupHeld { gangs, gang, cause } => {
                 write!(formatter, "group {}", names(gangs))?;
-                gang.as_ref().map_or(Ok(()), |gang| write!(formatter, ": gang {gang}"))?;
-                write!(formatter, ": {cause}")
+                match gang {
+                    Some(gang) => write!(formatter, ": gang {gang}: {cause}"),
+                    None => write!(formatter, ": {}", cause.text_of_group()),
+                }
             }
             Self::GroupDoesNotFit { gangs, fit, cause } => write!(
                 formatter,

@@ -150,7 +150,7 @@ fn fits_without(cluster: &Cluster, shape: &GangShape, required: &Required, set: 
 /// The same pods, changed so that these constraints keep them away no more.
 pub(super) fn required_without(required: &Required, unmet: &[Unmet]) -> Required {
     let pods = pods_without(required, &unmet.iter().cloned().collect());
-    Required { pods, ..*required }
+    Required { pods, lowering: None, ..*required }
 }
 
 fn pods_without(required: &Required, set: &BTreeSet<Unmet>) -> Vec<Candidate> {

@@ -7,7 +7,7 @@ use phalanx_common::gang::PodSpec;
 use phalanx_common::ids::{NodeName, QueueName};
 use phalanx_common::queue::Dequeue;
 use phalanx_common::resources::{NVIDIA_GPU, ResourceName, format_amount};
-use phalanx_core::reason::{Closed, NoEviction, NoRoom, QueueHeld, Reason, Together, Unmet, Unsuited};
+use phalanx_core::reason::{Closed, Fewer, NoEviction, NoRoom, QueueHeld, Reason, Together, Unmet, Unsuited};
 
 use super::super::support::World;
 use super::state::SPARES;
@@ -26,7 +26,7 @@ pub enum Change {
         resource: Arc<str>,
         by: Vec<(QueueName, u64)>,
     },
-    Minimum(u32),
+    Minimum(Fewer),
     /// Room for so many pods of so many GPUs each.
     Rooms(Vec<(u32, u64)>),
     /// Nodes that are added: so many, with so many GPUs.
@@ -74,17 +74,16 @@ pub fn suggestions(reason: &Reason) -> Vec<Suggestion> {
             one(Change::MakeClass(class.clone()), format!("create PriorityClass {class}"))
         }
         Reason::AboveCapability { queue, resource, asked, lower_to, .. } => {
-            ceiling_to(queue, resource, *asked).into_iter().chain(lower(*lower_to)).collect()
+            ceiling_to(queue, resource, *asked).into_iter().chain(lower(lower_to.as_deref())).collect()
         }
         Reason::QuotaUsed { queue, resource, limit, used, asked, eviction } => {
             vec![ceiling_by(queue, resource, *limit, *used + *asked, eviction.as_deref())]
         }
-        Reason::TooFewPods { exist, minimum, .. } => {
+        Reason::TooFewPods { exist, minimum, task, lower_to } => {
+            // A pod that is made here is like the last one, of whatever task.
             let more = one(Change::Pods(minimum - exist), format!("create {} ", minimum - exist));
-            let lower = Some(*exist).filter(|exist| *exist > 0);
-            let lower =
-                lower.map(|exist| Suggestion::new(Change::Minimum(exist), format!("minMember to {exist}")));
-            more.into_iter().chain(lower).collect()
+            let more = more.into_iter().filter(|_| task.is_none());
+            more.chain(lower(lower_to.as_deref())).collect()
         }
         Reason::PodGated { gates, .. } => {
             one(Change::Gates(gates.clone()), format!("remove {}", gates.join(", ")))
@@ -100,11 +99,11 @@ pub fn suggestions(reason: &Reason) -> Vec<Suggestion> {
             let text = format!("add nodes for {} more pod", minimum - fit);
             // The first of those that do not fit is the largest one: less is tried of one kind of pod only.
             let nodes = nodes.map(|change| Suggestion { change, text, less: Vec::new() });
-            nodes.into_iter().chain(lower(*lower_to)).collect()
+            nodes.into_iter().chain(lower(lower_to.as_deref())).collect()
         }
-        Reason::LargerThanAllNodes { resource, total, asked } if &**resource == NVIDIA_GPU => {
+        Reason::LargerThanAllNodes { resource, total, asked, .. } if &**resource == NVIDIA_GPU => {
             let gpus = asked - total;
-            one(Change::Nodes { nodes: 1, gpus }, format!("add nodes with {gpus} GPU"))
+            one(Change::Nodes { nodes: 1, gpus }, format!("have {gpus} GPU"))
         }
         Reason::NoRoom(room) => of_room(room),
         Reason::NodesClosed { nodes, .. } if nodes.iter().all(|(_, closed)| can_be_opened(closed)) => {
@@ -139,12 +138,9 @@ fn ceiling_by(
     Suggestion::new(change, format!("raise its capability {resource} by {}", format_amount(resource, by)))
 }
 
-fn lower(minimum: Option<u32>) -> impl Iterator<Item = Suggestion> {
-    let lower = |minimum| {
-        let text = format!("lower minMember (minAvailable of a Job) to {minimum}");
-        Suggestion::new(Change::Minimum(minimum), text)
-    };
-    minimum.into_iter().map(lower)
+fn lower(fewer: Option<&Fewer>) -> impl Iterator<Item = Suggestion> {
+    let lower = |fewer: &Fewer| Suggestion::new(Change::Minimum(fewer.clone()), fewer.text());
+    fewer.into_iter().map(lower)
 }
 
 fn of_queue(held: &QueueHeld) -> Vec<Suggestion> {
@@ -154,7 +150,7 @@ fn of_queue(held: &QueueHeld) -> Vec<Suggestion> {
             vec![ceiling_by(ancestor, resource, *limit, *used + *asked, eviction.as_deref())]
         }
         QueueHeld::AboveAncestor { ancestor, resource, asked, lower_to, .. } => {
-            ceiling_to(ancestor, resource, *asked).into_iter().chain(lower(*lower_to)).collect()
+            ceiling_to(ancestor, resource, *asked).into_iter().chain(lower(lower_to.as_deref())).collect()
         }
         QueueHeld::NotLeaf { child: Some(child), .. } => {
             one(Change::MoveTo(child.clone()), child.to_string())
@@ -197,7 +193,7 @@ fn of_room(room: &NoRoom) -> Vec<Suggestion> {
         let change = Change::Rooms(room.missing.clone());
         all.push(Suggestion::new(change, format!("wait for room for {pods}{sizes}")));
     }
-    all.extend(lower(room.lower_to));
+    all.extend(lower(room.lower_to.as_ref()));
     all.extend(room.left_out.iter().flat_map(|out| unmet(out)));
     all
 }
@@ -243,7 +239,9 @@ impl Change {
                 let less = one_less(by, |(queue, by)| (queue.clone(), by - 1));
                 less.into_iter().map(|by| Self::Guarantees { resource: resource.clone(), by }).collect()
             }
-            Self::Minimum(minimum) => vec![Self::Minimum(minimum + 1)],
+            // With one pod more nothing else is lowered: what asks for the others does so still.
+            Self::Minimum(fewer) if fewer.is_so_low => Vec::new(),
+            Self::Minimum(fewer) => vec![Self::Minimum(Fewer::to(fewer.minimum + 1))],
             Self::Rooms(sizes) => {
                 let sizes: Vec<(u32, u64)> = sizes.iter().copied().filter(|(_, gpus)| *gpus > 0).collect();
                 let fewer = one_less(&sizes, |(pods, gpus)| (pods - 1, *gpus));
@@ -278,7 +276,7 @@ impl Change {
                     world.change_queue(queue, |spec| spec.guarantee.set(name.clone(), left));
                 }
             }
-            Self::Minimum(minimum) => world.change_gang(gang, |spec| spec.min_member = *minimum),
+            Self::Minimum(fewer) => world.lower(gang, fewer),
             Self::Rooms(sizes) => sizes.iter().for_each(|(pods, gpus)| make_rooms(world, *pods, *gpus)),
             Self::Nodes { nodes, gpus } => {
                 for at in 0..*nodes {

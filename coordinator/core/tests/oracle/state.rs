@@ -171,6 +171,14 @@ impl Maker {
         let mut line = format!("gang g{}", self.made);
         if count > 1 && self.random.one_in(4) {
             line += &format!(" master:1x{}G worker:{}x{size}G", self.random.below(3), count - 1);
+            // As the controller of a Job writes it: minima of tasks, and what those pods ask for. Nothing is drawn for it.
+            let workers = (self.made / 4 + size) % count;
+            if self.made.is_multiple_of(2) {
+                line += &format!(" tmin=master:1,worker:{workers}");
+            }
+            if self.made.is_multiple_of(4) {
+                line += &format!(" need-gpu={}", workers * size);
+            }
         } else {
             line += &format!(" {count}x{size}G");
         }

@@ -1,6 +1,6 @@
 //! Examples of reasons that come before a place is looked for, and of those after.
 
-use phalanx_core::reason::Reason;
+use phalanx_core::reason::{Fewer, Reason};
 
 use super::{Example, also, example, nodes};
 
@@ -22,9 +22,14 @@ pub fn pods() -> Vec<Example> {
         example(
             "Fewer pods exist than must start together. A gang that has been admitted for `--pods-timeout` without them \
              gives its quota to gangs of its queue that have theirs, and is queued again.",
-            Reason::TooFewPods { exist: 3, minimum: 4, task: None },
+            Reason::TooFewPods { exist: 3, minimum: 4, task: None, lower_to: Some(Box::new(Fewer::to(3))) },
         ),
-        also(Reason::TooFewPods { exist: 1, minimum: 2, task: Some("worker".into()) }),
+        also(Reason::TooFewPods {
+            exist: 1,
+            minimum: 2,
+            task: Some("worker".into()),
+            lower_to: Some(Box::new(Fewer { tasks: vec![("worker".into(), 1)], ..Fewer::to(2) })),
+        }),
         example(
             "A pod has a field that cannot be met: malformed, or of a kind that is not served yet.",
             Reason::PodBlocked {

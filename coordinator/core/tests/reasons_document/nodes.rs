@@ -4,8 +4,8 @@ use phalanx_common::constraints::{Taint, TaintEffect};
 use phalanx_common::ids::GangName;
 use phalanx_common::resources::NVIDIA_GPU;
 use phalanx_core::reason::{
-    Closed, Held, HeldFor, HoldCause, NoEviction, NoEvictionCause, NoRoom, OtherHolder, Reason, Spared,
-    Unmet, Unsuited,
+    Closed, Fewer, Held, HeldFor, HoldCause, NoEviction, NoEvictionCause, NoRoom, OtherHolder, Reason,
+    Spared, Unmet, Unsuited,
 };
 
 use super::evictions::NOON;
@@ -99,6 +99,10 @@ fn without_evictions() -> Vec<Example> {
         because(fit),
         spared(budget),
         spared(until),
+        spared(Spared::NotPreemptable { gang: GangName::new("default", "small") }),
+        spared(Spared::NotReclaimable { queue: "speech".into() }),
+        spared(Spared::Guaranteed { queue: "speech".into(), resource: NVIDIA_GPU.into(), guarantee: 8 }),
+        spared(Spared::SwitchedOff { setting: "preempt".into() }),
     ];
     let reason = |eviction| NoRoom { eviction: Some(Box::new(eviction)), ..room(2, 0, 2, 8) };
     let mut all: Vec<NoRoom> = all.into_iter().map(reason).collect();
@@ -145,8 +149,14 @@ fn of_the_nodes() -> Vec<Example> {
         ),
         example(
             "All nodes together, empty, have less than its `spec.minResources`. Its pods may not be made yet.",
-            Reason::LargerThanAllNodes { resource: NVIDIA_GPU.into(), total: 32, asked: 40 },
+            Reason::LargerThanAllNodes { resource: NVIDIA_GPU.into(), total: 32, asked: 40, is_group: false },
         ),
+        also(Reason::LargerThanAllNodes {
+            resource: NVIDIA_GPU.into(),
+            total: 32,
+            asked: 40,
+            is_group: true,
+        }),
         example(
             "The whole cluster, empty, would not take the gang's minimum; nodes that constraints leave out are counted. \
              The fix may be to allow GPUs of several models, or to change a constraint; where closed nodes have to be \
@@ -154,9 +164,13 @@ fn of_the_nodes() -> Vec<Example> {
             Reason::LargerThanCluster {
                 fit: 4,
                 minimum: 6,
-                shape: "nvidia.com/gpu=8".into(),
+                shape: "8 nvidia.com/gpu".into(),
                 mixed_models_would_fit: false,
-                lower_to: Some(4),
+                lower_to: Some(Box::new(Fewer {
+                    tasks: vec![("worker".into(), 3)],
+                    resources: vec![(NVIDIA_GPU.into(), 32)],
+                    ..Fewer::to(4)
+                })),
                 left_out: None,
                 closed: Vec::new(),
             },
@@ -175,12 +189,21 @@ fn of_what_is_free() -> Vec<Example> {
              others hold. Nodes that constraints leave out, whose ports are taken or that are full of pods are counted. \
              Where a lower `minMember`, or another constraint, would let the gang start now, the fix says so.",
             Reason::NoRoom(Box::new(NoRoom {
-                lower_to: Some(1),
+                lower_to: Some(Fewer::to(1)),
                 held: vec![held],
                 others: vec![other],
                 ..room(2, 1, 2, 3)
             })),
         ),
+        also(Reason::NoRoom(Box::new(NoRoom {
+            lower_to: Some(Fewer {
+                is_so_low: true,
+                resources: vec![(NVIDIA_GPU.into(), 3)],
+                ..Fewer::to(1)
+            }),
+            ..room(1, 1, 2, 3)
+        }))),
+        also(Reason::NoRoom(Box::new(NoRoom { mixed_models_would_fit: true, ..room(2, 1, 2, 3) }))),
         also(Reason::NoRoom(Box::new(NoRoom {
             left_out: Some(unsuited(vec![taint()])),
             ..room(1, 0, 1, 4)

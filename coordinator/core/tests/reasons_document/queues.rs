@@ -4,7 +4,7 @@ use phalanx_common::ids::GangName;
 use phalanx_common::resources::NVIDIA_GPU;
 use phalanx_common::units::Millis;
 use phalanx_core::queues::QueueProblem;
-use phalanx_core::reason::{NoEviction, NoEvictionCause, QueueHeld, Reason};
+use phalanx_core::reason::{Fewer, NoEviction, NoEvictionCause, QueueHeld, Reason};
 
 use super::nodes::because;
 use super::{Example, also, example};
@@ -41,7 +41,7 @@ fn of_the_queue() -> Vec<Example> {
                 resource: NVIDIA_GPU.into(),
                 limit: 16,
                 asked: 32,
-                lower_to: Some(2),
+                lower_to: Some(Box::new(Fewer::to(2))),
             },
         ),
         example(
@@ -114,7 +114,7 @@ fn of_those_above() -> Vec<Example> {
                 resource: NVIDIA_GPU.into(),
                 limit: 8,
                 asked: 16,
-                lower_to: Some(1),
+                lower_to: Some(Box::new(Fewer::to(1))),
             }),
         ),
     ]

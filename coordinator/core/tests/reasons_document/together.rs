@@ -27,7 +27,7 @@ fn groups() -> Vec<(&'static str, Together)> {
             Together::GroupHeld {
                 gangs: names(["trainer", "servers"]),
                 gang: Some("servers".into()),
-                cause: Box::new(Reason::TooFewPods { exist: 0, minimum: 2, task: None }),
+                cause: Box::new(Reason::TooFewPods { exist: 0, minimum: 2, task: None, lower_to: None }),
             },
         ),
         (

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use phalanx_common::gang::{GangSpec, PodPhase, PodSpec};
 use phalanx_common::ids::{NodeName, PodUid, QueueName};
 use phalanx_common::queue::{QueuePolicySpec, QueueSpec};
+use phalanx_common::resources::ResourceName;
 use phalanx_core::event::Event;
-use phalanx_core::reason::Reason;
+use phalanx_core::reason::{Fewer, Reason};
 
 use super::{World, name};
 
@@ -41,6 +42,18 @@ impl World {
         change(&mut spec);
         self.gangs.insert(spec.name.clone(), spec.clone());
         self.apply(Event::GangApplied(spec));
+    }
+
+    /// All that is to be lowered of a PodGroup.
+    pub fn lower(&mut self, gang: &str, fewer: &Fewer) {
+        self.change_gang(gang, |spec| {
+            spec.min_member = fewer.minimum;
+            spec.min_task_member.extend(fewer.tasks.iter().cloned());
+            for (name, amount) in &fewer.resources {
+                let name = ResourceName::parse(name).unwrap();
+                spec.min_resources.get_or_insert_default().set(name, *amount);
+            }
+        });
     }
 
     pub fn pods_of(&self, gang: &str) -> impl Iterator<Item = &PodSpec> {

@@ -115,6 +115,20 @@ fn name(text: &str) -> GangName {
     GangName::new("default", text)
 }
 
+/// `tmin=a:4,b:1`.
+fn minima<'w>(words: &'w Words<'_>) -> impl Iterator<Item = (Arc<str>, u32)> + use<'w> {
+    let texts = words.options.get("tmin").into_iter().flat_map(|text| text.split(','));
+    let pairs = texts.filter_map(|text| text.split_once(':'));
+    pairs.map(|(task, count)| (task.into(), count.parse().unwrap()))
+}
+
+fn min_resources(words: &Words<'_>) -> Option<Resources> {
+    words.options.get("need-gpu").map(|gpus| {
+        let (name, amount) = resource("gpu", gpus);
+        Resources::new().with(name, amount)
+    })
+}
+
 fn gpu_id(node: &str, at: usize) -> GpuId {
     let base = node.bytes().fold(7_u128, |sum, byte| sum * 257 + u128::from(byte)) << 8;
     GpuId(base | at as u128)
@@ -1200,18 +1214,8 @@ impl World {
             created: self.now,
             queue: words.options.get("q").copied().unwrap_or("default").into(),
             min_member: u32::try_from(words.number("min", u64::from(total))).unwrap(),
-            min_task_member: words
-                .options
-                .get("tmin")
-                .into_iter()
-                .flat_map(|text| text.split(','))
-                .filter_map(|text| text.split_once(':'))
-                .map(|(task, count)| (task.into(), count.parse().unwrap()))
-                .collect(),
-            min_resources: words.options.get("need-gpu").map(|gpus| {
-                let (name, amount) = resource("gpu", gpus);
-                Resources::new().with(name, amount)
-            }),
+            min_task_member: minima(words).collect(),
+            min_resources: min_resources(words),
             priority_class: words.options.get("class").map(|class| Arc::from(*class)).or(priority_class),
             mixed_gpu_models: words.options.get("mixed") == Some(&"yes"),
             policy: policy::of_gang(words),

@@ -1,7 +1,7 @@
 //! Queues and what gangs allow others, in scenarios:
 //! `queue q gpu=8 deserved.gpu=4 guarantee.gpu=2 weight=3 parent=p prio=1 open=no reclaimable=no dequeue=fifo unreadable=FIELD`,
 //! `queue-policy q namespaces=a,b min-run=60 hold-after=60 startup=60 default-run=600 max-run=600` (seconds),
-//! `quick` (invariants are not checked), `many G 100 1G q=q` (gangs G-0 …), `set-minimum G min=8`, `set-queue G q`, `fail POD`, `pod-deleted UID`, `queues`, `next` (deadline), `alone` (pods whose PodGroup is not there),
+//! `quick` (invariants are not checked), `many G 100 1G q=q` (gangs G-0 …), `set-minimum G min=8 tmin=a:2 need-gpu=4`, `set-queue G q`, `fail POD`, `pod-deleted UID`, `queues`, `next` (deadline), `alone` (pods whose PodGroup is not there),
 //! `gang G … preemptable=no cooldown=60 checkpoint=30 estimate=600 degraded-grace=300 group=NAME/2 fewer-after=2/60`,
 //! `… sub=workers/2/1/role:w/rack`: parts of 2 of the pods with the label role=w, by their label rack, 1 of them needed;
 //! several with `;` between. Pods have `labels=role:w,rack:a`.
@@ -263,6 +263,10 @@ impl World {
                 // The same PodGroup with another minimum.
                 let spec = self.gangs.get_mut(&super::name(words.plain[1])).unwrap();
                 spec.min_member = u32::try_from(words.number("min", 1)).unwrap();
+                for (task, count) in super::minima(words) {
+                    spec.min_task_member.insert(task, count);
+                }
+                spec.min_resources = super::min_resources(words).or(spec.min_resources.take());
                 let spec = spec.clone();
                 self.apply(Event::GangApplied(spec));
             }
