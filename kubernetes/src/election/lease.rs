@@ -88,12 +88,15 @@ impl Shared {
     }
 
     /// True where there is no Lease and nobody can hold it: a holder whose Lease was deleted makes it anew when it
-    /// renews.
+    /// renews, and leads no more when it could not for its renew deadline. Who has seen no Lease yet cannot know that nobody
+    /// held one a moment ago.
     pub(super) fn is_free_without(&self, state: &mut State) -> bool {
         let missing = state.missing.get_or_insert_with(Instant::now).elapsed();
         let times = &self.candidate.times;
-        let is_over = state.seen.as_ref().is_none_or(|seen| seen.is_over(times.lease_duration));
-        is_over && missing > times.retry_period
+        match &state.seen {
+            Some(seen) => seen.is_over(times.lease_duration) && missing > times.retry_period,
+            None => missing > times.renew_deadline,
+        }
     }
 
     /// Writes our Lease with this counter. Who wrote in between is looked at: people may annotate it, delete it or put an
