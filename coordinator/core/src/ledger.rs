@@ -25,12 +25,14 @@ impl Core {
         self.leases.insert(lease);
         if let Some(gang) = gang.and_then(|key| self.gangs.gangs.get_mut(&key)) {
             gang.leases += 1;
-            // A pod that was bound has its GPUs until its agent says that they are free, though it has ended.
-            let was_bound = |lease: &Lease| {
-                self.gangs.pods.get(lease.pod()).is_some_and(|pod| pod.spec.binding.is_some())
+            // What has ended, and waits only for its agent's word that it is gone, uses no quota. What is being deleted
+            // runs until then.
+            let may_run = |lease: &Lease| {
+                let pod = self.gangs.pods.get(lease.pod());
+                pod.is_some_and(|pod| pod.spec.binding.is_some() && !pod.spec.phase.is_terminal())
             };
             let lease = self.leases.leases.get(&id);
-            let counts = lease.is_some_and(|lease| lease.wanted != LeaseState::Gone || was_bound(lease));
+            let counts = lease.is_some_and(|lease| lease.wanted != LeaseState::Gone || may_run(lease));
             self.charge_lease(id, counts);
         }
     }

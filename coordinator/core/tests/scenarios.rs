@@ -130,7 +130,6 @@ scenarios! {
     late_plans,
     lone_pods,
     lowered_minima,
-    ended_and_not_yet_free,
     what_protects,
     one_model_now,
     larger_than_all,
