@@ -70,6 +70,15 @@ impl Core {
     /// of its own keeps it, or something else would.
     pub(crate) fn with_fewer(&self, required: &Required, minimum: u32) -> Option<(Vec<Candidate>, Fewer)> {
         let lowering = required.lowering.as_ref()?;
+        if lowering.terms.is_none() {
+            // Most gangs are such: it takes the first of those that it needs now.
+            let is_less = minimum < required.minimum;
+            let pods = required.pods.get(..minimum as usize).filter(|_| is_less)?.to_vec();
+            return Some((
+                pods,
+                Fewer { minimum, is_so_low: false, tasks: Vec::new(), resources: Vec::new() },
+            ));
+        }
         let gang = self.gangs.gangs.get(&lowering.gang)?;
         let mut lowered = gang.clone();
         lowered.spec.min_member = minimum;

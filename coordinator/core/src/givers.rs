@@ -14,11 +14,14 @@ use crate::eviction::Lack;
 use crate::gang::{Gang, GangKey};
 use crate::phase::PhaseKind;
 use crate::queue::{Queue, Queues};
-use crate::reason::NoEvictionCause;
+use crate::reason::{NoEvictionCause, Spared};
 use crate::turn::OrderKey;
 
 /// Admitted gangs of a queue that are looked at for those that have what another lacks.
 const MOST_ASKED: usize = 32;
+
+/// Queues, and what protects gangs of each for good.
+pub(crate) type Shields = Vec<(QueueName, Vec<Spared>)>;
 
 /// Queues above their share by the resources that are asked for, as of one state of the shares.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +29,8 @@ pub(crate) struct AboveShare {
     /// Of the shares, and how many gangs others are evicted for.
     generation: (u64, usize),
     by_keys: BTreeMap<Vec<ResourceKey>, Arc<BTreeSet<QueueName>>>,
+    /// Those of which something protects gangs for good.
+    pub(crate) shielded: BTreeMap<Vec<ResourceKey>, Arc<Shields>>,
 }
 
 /// Who could give a gang something.
@@ -104,19 +109,24 @@ impl Core {
         Some(Givers { own, has_less_urgent, others })
     }
 
-    /// Queues whose gangs may be evicted for others, and that have more than their share of anything that is asked for.
-    fn above_share(&mut self, asked: &Amounts) -> Arc<BTreeSet<QueueName>> {
+    /// What is known of queues above their share as the shares are now.
+    pub(crate) fn above_share_memory(&mut self) -> &mut AboveShare {
         self.refresh_shares();
         let generation = (self.queues.share_generation, self.rooms.len());
-        let expected = self.expected();
-        let keys: Vec<ResourceKey> = asked.keys().collect();
         let memory = &mut self.eviction_memory.above_share;
         if memory.generation != generation {
-            *memory = AboveShare { generation, by_keys: BTreeMap::new() };
+            *memory = AboveShare { generation, ..AboveShare::default() };
         }
-        if let Some(known) = memory.by_keys.get(&keys) {
+        memory
+    }
+
+    /// Queues whose gangs may be evicted for others, and that have more than their share of anything that is asked for.
+    fn above_share(&mut self, asked: &Amounts) -> Arc<BTreeSet<QueueName>> {
+        let keys: Vec<ResourceKey> = asked.keys().collect();
+        if let Some(known) = self.above_share_memory().by_keys.get(&keys) {
             return known.clone();
         }
+        let expected = self.expected();
         let is_above = |name: &QueueName, queue: &Queue| {
             let has = expected.get(name).unwrap_or(&queue.allocated);
             let mut shares = keys.iter().filter_map(|key| Some((*key, queue.share.limit(*key)?)));

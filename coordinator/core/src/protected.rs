@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::evictable::{Tally, is_kept, is_of_the_system};
 use crate::eviction::{Lack, sum_of};
 use crate::gang::{Gang, GangKey};
+use crate::givers::Shields;
 use crate::queue::Queue;
 use crate::queues::ROOT;
 use crate::reason::{NoEviction, NoEvictionCause, Spared};
@@ -29,6 +30,19 @@ pub(crate) struct Kept {
     amounts: Amounts,
 }
 
+impl Kept {
+    /// Its pods have any of what is asked for.
+    fn has_any(&self, asked: &Amounts) -> bool {
+        asked.keys().any(|key| self.amounts.get(key) > 0)
+    }
+}
+
+/// A queue has more than its share of anything that is asked for.
+fn is_above_share(queue: &Queue, has: &Amounts, asked: &Amounts) -> bool {
+    let mut shares = asked.keys().filter_map(|key| Some((key, queue.share.limit(key)?)));
+    shares.any(|(key, share)| has.get(key) > share)
+}
+
 impl Core {
     /// Whom of those that the gang could ask something protects for good, where they have any of what it asks for. Of other
     /// queues only while its own is not `over_share`, and of what it lacks of a quota only who has it.
@@ -39,44 +53,63 @@ impl Core {
         lacks: &[Lack],
         over_share: bool,
     ) -> Vec<Spared> {
-        let (kept, expected) = (self.all_kept(), self.expected());
+        let kept = self.all_kept();
+        let of_others = if over_share { Arc::default() } else { self.shielded(asked) };
         let Some(gang) = self.gangs.gangs.get(&key) else { return Vec::new() };
         let priority = self.priority_of(&gang.spec).unwrap_or(0);
         let own = &gang.spec.queue;
-        let has_any = |kept: &&Kept| asked.keys().any(|key| kept.amounts.get(key) > 0);
-        let of_queue = |name: &QueueName| kept.get(name).into_iter().flatten().filter(has_any);
         let mut spared = Vec::new();
         let lowest = self.queues.get(own).and_then(|queue| queue.givers.first_key_value());
         let has_less_urgent = lowest.is_some_and(|(lowest, _)| *lowest < priority);
         if !self.settings.preempt && has_less_urgent {
             spared.push(Spared::SwitchedOff { setting: Arc::from("preempt") });
         } else if self.settings.preempt {
-            let less_urgent = of_queue(own).filter(|kept| kept.priority < priority);
+            let of_own = kept.get(own).into_iter().flatten();
+            let less_urgent = of_own.filter(|kept| kept.has_any(asked) && kept.priority < priority);
             spared.extend(less_urgent.take(NAMED).filter_map(|kept| self.not_preemptable(kept.key)));
         }
         let gives_quota = |name: &QueueName| {
             lacks.is_empty()
                 || lacks.iter().any(|(of, _, _)| of.as_str() == ROOT || self.queues.is_below(name, of))
         };
-        let others = self.queues.queues.iter().filter(|(name, queue)| {
-            let has = expected.get(*name).unwrap_or(&queue.allocated);
-            !over_share && *name != own && gives_quota(name) && self.is_above_share(queue, has, asked)
-        });
-        for (name, queue) in others {
+        let others = of_others.iter().filter(|(name, _)| name != own && gives_quota(name));
+        for found in others.flat_map(|(_, found)| found) {
             if spared.len() >= NAMED {
                 break;
             }
-            match self.shield_of(name, queue, of_queue(name).next().is_some()) {
-                Some(shield) if spared.contains(&shield) => {}
-                Some(shield) => spared.push(shield),
-                None => {
-                    let kept = of_queue(name).take(NAMED);
-                    spared.extend(kept.filter_map(|kept| self.not_preemptable(kept.key)));
-                }
+            if !spared.contains(found) {
+                spared.push(found.clone());
             }
         }
-        spared.truncate(NAMED);
         spared
+    }
+
+    /// Queues above their share of anything that is asked for, of which something protects gangs for good, and what does.
+    fn shielded(&mut self, asked: &Amounts) -> Arc<Shields> {
+        let keys: Vec<ResourceKey> = asked.keys().collect();
+        if let Some(known) = self.above_share_memory().shielded.get(&keys) {
+            return known.clone();
+        }
+        let (kept, expected) = (self.all_kept(), self.expected());
+        let mut found = Shields::new();
+        for (name, queue) in &self.queues.queues {
+            let has = expected.get(name).unwrap_or(&queue.allocated);
+            if !is_above_share(queue, has, asked) {
+                continue;
+            }
+            let kept: Vec<&Kept> =
+                kept.get(name).into_iter().flatten().filter(|kept| kept.has_any(asked)).collect();
+            let spared: Vec<Spared> = match self.shield_of(name, queue, !kept.is_empty()) {
+                Some(shield) => vec![shield],
+                None => kept.iter().take(NAMED).filter_map(|kept| self.not_preemptable(kept.key)).collect(),
+            };
+            if !spared.is_empty() {
+                found.push((name.clone(), spared));
+            }
+        }
+        let found = Arc::new(found);
+        self.above_share_memory().shielded.insert(keys, found.clone());
+        found
     }
 
     /// Why evictions do not help, with whom something protects for good.
@@ -87,6 +120,7 @@ impl Core {
         lacks: &[Lack],
         why: Option<NoEviction>,
     ) -> Option<NoEviction> {
+        let asked = sum_of(&required.pods);
         let over_share = match why.as_ref().map(|why| &why.cause) {
             // Nobody is asked, or those who have what is lacking are more urgent.
             Some(
@@ -97,11 +131,10 @@ impl Core {
             ) => return why,
             Some(NoEvictionCause::OverShare { .. }) => true,
             Some(NoEvictionCause::Fit { .. } | NoEvictionCause::Protected) | None => {
-                let asked = sum_of(&required.pods);
                 self.over_share(key, &asked).is_some()
             }
         };
-        let more = self.protected_from(key, &sum_of(&required.pods), lacks, over_share);
+        let more = self.protected_from(key, &asked, lacks, over_share);
         let mut why = why.or((!more.is_empty()).then(|| NoEviction::of(NoEvictionCause::Protected)))?;
         why.spared.extend(more);
         why.spared.truncate(NAMED);
@@ -118,12 +151,6 @@ impl Core {
         }
         let is_off = !self.settings.reclaim && has_givers;
         is_off.then(|| Spared::SwitchedOff { setting: Arc::from("reclaim") })
-    }
-
-    /// A queue has more than its share of anything that is asked for.
-    fn is_above_share(&self, queue: &Queue, has: &Amounts, asked: &Amounts) -> bool {
-        let mut shares = asked.keys().filter_map(|key| Some((key, queue.share.limit(key)?)));
-        shares.any(|(key, share)| has.get(key) > share)
     }
 
     fn not_preemptable(&self, key: GangKey) -> Option<Spared> {
