@@ -126,6 +126,9 @@ pub struct Core {
     /// Pods that go, and for whom.
     #[serde(default)]
     pub(crate) victims: BTreeMap<PodUid, GangKey>,
+    /// A gang or pod once said that it must not be evicted: mostly none does, and nobody is looked through for it.
+    #[serde(default = "unknown_has_kept")]
+    pub(crate) has_kept: bool,
     /// Somebody may be evicted now who could not be before.
     #[serde(default)]
     pub(crate) eviction_news: bool,
@@ -169,6 +172,11 @@ pub struct Core {
     next_arrival: u64,
 }
 
+/// A state that was written before this was counted may hold some.
+const fn unknown_has_kept() -> bool {
+    true
+}
+
 impl Core {
     /// A machine that knows nothing yet.
     #[must_use]
@@ -198,6 +206,7 @@ impl Core {
             victims: BTreeMap::new(),
             eviction_news: false,
             started_at: Time(0),
+            has_kept: false,
             eviction_memory: EvictionMemory::default(),
             hold_memory: HoldMemory::default(),
             plans_found: Vec::new(),

@@ -125,6 +125,7 @@ impl Core {
     }
 
     pub(crate) fn apply_gang(&mut self, mut spec: GangSpec) {
+        self.has_kept |= spec.policy.preemptable == Some(false);
         let known = self.gangs.key(&spec.name).and_then(|key| self.gangs.gangs.get(&key));
         if let Some(gang) = known {
             if gang.spec.uid == spec.uid || gang.spec.is_lone_pod() {
@@ -271,6 +272,7 @@ impl Core {
     }
 
     pub(crate) fn apply_pod(&mut self, spec: PodSpec) {
+        self.has_kept |= spec.policy.preemptable == Some(false);
         self.forget_other(&spec.uid);
         let need = self.need_of(&spec);
         let uid = spec.uid.clone();

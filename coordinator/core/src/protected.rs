@@ -164,9 +164,12 @@ impl Core {
             return known.clone();
         }
         let mut all: BTreeMap<QueueName, Vec<Kept>> = BTreeMap::new();
-        for (key, gang) in &self.gangs.gangs {
+        for (key, gang) in self.gangs.gangs.iter().filter(|_| self.has_kept) {
+            if !gang.phase.is_still() || !self.is_kept_gang(gang) {
+                continue;
+            }
             let priority = self.priority_of(&gang.spec).unwrap_or(0);
-            if gang.phase.is_still() && !is_of_the_system(gang, priority) && self.is_kept_gang(gang) {
+            if !is_of_the_system(gang, priority) {
                 let kept = Kept { key: *key, priority, amounts: self.live_amounts(gang) };
                 all.entry(gang.spec.queue.clone()).or_default().push(kept);
             }
