@@ -32,7 +32,7 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 /// Lines of its log that are shown when it fails.
 const TAIL_LINES: usize = 10;
 /// Letters of such a line that are shown.
-const TAIL_LETTERS: usize = 400;
+const TAIL_LETTERS: usize = 2_000;
 
 /// Runs one of the commands.
 ///

@@ -148,6 +148,16 @@ fn amounts<'r>(resources: impl Iterator<Item = (&'r ResourceName, u64)>) -> Stri
     resources.map(text).collect::<Vec<_>>().join(", ")
 }
 
+/// One that is closed is closing as long as it has gangs, as in Volcano.
+const fn state(queue: &QueueView) -> &'static str {
+    let has_gangs = queue.pending > 0 || queue.inqueue > 0 || queue.running > 0 || queue.completed > 0;
+    match (queue.open, has_gangs) {
+        (true, _) => "Open",
+        (false, true) => "Closing",
+        (false, false) => "Closed",
+    }
+}
+
 /// What a queue is entitled to as its object says.
 fn entitled(queue: &QueueView) -> String {
     if queue.deserved.is_empty() {
@@ -181,7 +191,7 @@ fn queue_list(queues: &[QueueView], wide: bool) -> String {
             queue.name.to_string(),
             queue.parent.as_ref().map_or_else(String::new, ToString::to_string),
             queue.priority.to_string(),
-            if queue.open { "Open" } else { "Closed" }.to_owned(),
+            state(queue).to_owned(),
             used_of(queue, NVIDIA_GPU),
             used_of(queue, CPU),
             used_of(queue, MEMORY),

@@ -167,6 +167,8 @@ impl Core {
         let min_amounts = self.min_amounts(&spec);
         let Some(gang) = self.gangs.gangs.get_mut(&key) else { return };
         gang.tried_with = None;
+        // Of one that runs more may go than before: nothing protects it any more, it is less urgent, or needs fewer pods.
+        self.eviction_news |= gang.phase.is_still();
         let before = gang.order;
         let mut left = None;
         if gang.spec.queue != spec.queue {
@@ -278,6 +280,9 @@ impl Core {
         let uid = spec.uid.clone();
         let gang = spec.gang.clone();
         let known = self.gangs.pods.get(&uid);
+        // Nothing may protect it any more.
+        let protects = |spec: &PodSpec| (spec.policy.preemptable, spec.policy.cooldown_ms);
+        self.eviction_news |= known.is_some_and(|pod| protects(&pod.spec) != protects(&spec));
         let before = known.map(|pod| (pod.spec.gang.clone(), pod.lease));
         let mounted = known.filter(|pod| pod.spec.claims != spec.claims || ends(&pod.spec, &spec));
         let mounted = mounted.map(|pod| pod.spec.clone());

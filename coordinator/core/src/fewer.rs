@@ -203,23 +203,17 @@ impl Core {
         })
     }
 
-    /// The same for a gang whose pods are not made yet: of each task one, and more of the first ones.
+    /// The same for a gang whose pods are not made yet, where they are all of one task and so alike: what pods of several
+    /// tasks will ask for is not known before they are there.
     fn fewer_of_none(&self, over: &Over, required: &Required) -> Option<Fewer> {
         let gang = self.gangs.gangs.get(&required.lowering.as_ref()?.gang)?;
         let minimum = u128::from(over.limit) * u128::from(required.minimum) / u128::from(over.asked.max(1));
         let minimum = u32::try_from(minimum).ok().filter(|minimum| *minimum > 0)?;
-        let stated = &gang.spec.min_task_member;
-        let named = u32::try_from(stated.values().filter(|stated| **stated > 0).count()).unwrap_or(u32::MAX);
-        let mut left = minimum.saturating_sub(named);
-        let mut tasks = Vec::new();
-        for (at, (task, stated)) in (0_u32..).zip(stated.iter().filter(|(_, stated)| **stated > 0)) {
-            let first = u32::from(named <= minimum || at < minimum);
-            let more = (stated - 1).min(left);
-            left -= more;
-            if first + more < *stated {
-                tasks.push((task.clone(), first + more));
-            }
+        let (task, stated) = gang.spec.min_task_member.iter().next()?;
+        if gang.spec.min_task_member.len() > 1 || *stated < required.minimum {
+            return None;
         }
+        let tasks = vec![(task.clone(), minimum)];
         let of_each = over.asked / u64::from(required.minimum.max(1));
         let is_named = gang.min_resources(self.now).keys().any(|key| {
             *self.cluster.resources.name(key) == *over.resource

@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::gang::{Gang, Pod, natural};
 use crate::phase::PhaseKind;
 use crate::quotas::quota_texts;
-use crate::reason::{Preempted, Reason, clock};
+use crate::reason::{Preempted, QueueHeld, Reason, clock};
 use crate::status::pod_group_phase;
 use crate::view::{
     Explanation, GangView, GpuView, LeaseView, NodeView, PodView, PodWithoutGang, QuotaView, ReasonView,
@@ -231,7 +231,10 @@ impl Core {
         let mut lines = explain_lines(&view, &quota, (!needs.is_empty()).then_some(feasible), nodes);
         lines.extend(self.ahead_line(gang));
         lines.extend(self.time_lines(gang));
-        let (position, expected_start) = (self.position(gang), self.expected_start(gang.key()));
+        // One that cannot start as things are has no turn.
+        let is_lasting = gang.reason.as_ref().is_some_and(Reason::is_lasting);
+        let position = self.position(gang).filter(|_| !is_lasting);
+        let expected_start = self.expected_start(gang.key());
         if let Some(position) = position {
             let expected = expected_start.map(|at| format!("; expected to start by {}", clock(at)));
             lines.push(format!(
@@ -291,13 +294,14 @@ fn explain_lines(view: &GangView, quota: &[QuotaView], feasible: Option<u32>, no
     } else {
         limited.join(", ")
     };
-    let is_queue_missing =
-        matches!(view.reason.as_ref().map(|view| &view.reason), Some(Reason::NoSuchQueue { .. }));
-    lines.push(if is_queue_missing {
-        format!("quota of queue {}: there is no such queue", view.queue)
-    } else {
-        format!("quota of queue {}: {text}", view.queue)
-    });
+    let text = match view.reason.as_ref().map(|view| &view.reason) {
+        Some(Reason::NoSuchQueue { .. }) => "there is no such queue".to_owned(),
+        Some(Reason::Queue(held)) if matches!(**held, QueueHeld::SetAside { .. }) => {
+            "none, since it is set aside".to_owned()
+        }
+        _ => text,
+    };
+    lines.push(format!("quota of queue {}: {text}", view.queue));
     if let Some(feasible) = feasible {
         lines.push(format!("feasible nodes: {feasible} of {nodes} have room now for one more of its pods"));
     }

@@ -35,7 +35,10 @@ pub(super) async fn explain<A: Api>(
         let not_yet = match find_gang(&parts, &namespace, &name).await? {
             Found::Gang(gang) => match parts.ask(|answer| Question::Explain(gang.clone(), answer)).await? {
                 Some(explanation) => return Ok(Json(explanation)),
-                None => format!("gang {gang} exists and has not been looked at yet; ask again"),
+                None => match unreadable(&parts, &gang).await? {
+                    Some(problem) => return Err(Failure::new(StatusCode::NOT_FOUND, problem)),
+                    None => format!("gang {gang} exists and has not been looked at yet; ask again"),
+                },
             },
             Found::NotYet(text) => text,
         };
@@ -45,6 +48,17 @@ pub(super) async fn explain<A: Api>(
         attempt += 1;
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+/// What keeps a PodGroup from being read, where that is why nothing is known of its gang.
+async fn unreadable<A: Api>(parts: &AdminParts<A>, gang: &GangName) -> Result<Option<String>, Failure> {
+    let Some(group) = object(parts, Kind::PodGroup, &gang.namespace, &gang.name).await? else {
+        return Ok(None);
+    };
+    let converted = convert::event_of_object(&parts.api.reading(), &group);
+    let problems = converted.event.is_none().then(|| converted.warnings.join("; "));
+    Ok(problems
+        .map(|problems| format!("{problems}; it is left out, and its pods wait until that is corrected")))
 }
 
 /// What a name stands for.

@@ -91,10 +91,19 @@ pub fn read_queue(cursor: Option<&Cursor<'_>>, sink: &mut Sink) -> QueueFields {
     queue
 }
 
+/// Fields of a queue's status that only tell what was seen.
+const SEEN: [&str; 7] = ["allocated", "completed", "inqueue", "pending", "reservation", "running", "unknown"];
+
 /// Whether a queue is to be open, from its status: there users write it with kubectl too. Everything else in the status
 /// is what was seen once.
 pub fn read_queue_state(status: &Cursor<'_>, sink: &mut Sink) -> Option<&'static str> {
-    let state = status.fields(sink)?.get("state")?;
+    let mut fields = status.fields(sink)?;
+    let state = fields.get("state");
+    for seen in SEEN {
+        fields.get(seen);
+    }
+    fields.finish(sink);
+    let state = state?;
     match state.one_of(sink, &["Open", "Closed", "Closing"])? {
         "Open" => Some("Open"),
         _ => Some("Closed"),

@@ -821,6 +821,16 @@ impl World {
                 self.gangs.insert(spec.name.clone(), spec.clone());
                 self.apply(Event::GangApplied(spec));
             }
+            "preemptable" | "reclass" => {
+                // A user changes what decides who may be evicted.
+                let mut spec = self.gangs[&name(words.plain[1])].clone();
+                match words.plain[0] {
+                    "preemptable" => spec.policy.preemptable = Some(words.plain[2] == "yes"),
+                    _ => spec.priority_class = Some(words.plain[2].into()),
+                }
+                self.gangs.insert(spec.name.clone(), spec.clone());
+                self.apply(Event::GangApplied(spec));
+            }
             "regroup" => {
                 // A user has the pod name a PodGroup of his.
                 let uid = self.uid(words.plain[1]);
