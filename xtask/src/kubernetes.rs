@@ -87,7 +87,8 @@ mod tests {
         for package in ["agent", "benches", "cli", "common", "coordinator", "kubernetes"] {
             let tests = workspace.join(package).join("tests");
             for path in rust_files(&tests) {
-                if std::fs::read_to_string(&path).unwrap_or_default().contains("phalanx_devcluster::") {
+                let text = std::fs::read_to_string(&path).unwrap_or_default();
+                if text.contains("Servers::start") || text.contains("Servers::shared") {
                     let program = path.strip_prefix(&tests).unwrap().components().next().unwrap();
                     // Other folders are parts of several programs.
                     let folder = tests.join(program);
