@@ -332,6 +332,10 @@ async fn a_value_that_is_not_taken_is_told_at_its_object() {
     let half = json!({ "minResources": { "nvidia.com/gpu": "0.5" } });
     cluster.apply_spec(VOLCANO, "PodGroup", "half", half).await.unwrap();
     wrong("half", "spec.minResources[nvidia.com/gpu]: \"0.5\" is not a whole number").await;
+    // So does who asks for it, who would wait for it to be looked at else.
+    let why = crate::support::get(&admin, "/v1/explain/default/half").await;
+    assert_eq!(why.status, 404, "{}", why.text);
+    assert!(why.error().contains("\"0.5\" is not a whole number"), "{}", why.error());
     // A run time that cannot be read makes its gang wait.
     let waits = Gang {
         annotations: ", phalanx.dev/run-for: xx",
