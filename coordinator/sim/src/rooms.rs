@@ -148,7 +148,7 @@ impl World {
             self.log.count("room: reclaims");
         }
         let units = units_of(plan, new, &claimant.queue, &by_pod);
-        self.facts.over_budget(new).or_else(|| TakenBack::new(&self.facts, view, claimant).wrong(&units))
+        self.facts.over_budget(new).or_else(|| TakenBack::new(&self.facts, view, plan, claimant).wrong(&units))
     }
 }
 
@@ -221,9 +221,11 @@ struct TakenBack<'v> {
 }
 
 impl<'v> TakenBack<'v> {
-    fn new(facts: &Facts, view: &'v StateView, claimant: &'v GangView) -> Self {
+    fn new(facts: &Facts, view: &'v StateView, plan: &GangPlan, claimant: &'v GangView) -> Self {
         let waits = |pod: &&PodView| pod.lease.is_none();
-        let requests = claimant.pods.iter().filter(waits).flat_map(|pod| pod.request.iter());
+        // Those that the plan names: they may have found other room by the time that this is looked at.
+        let is_planned = |pod: &&PodView| plan.pods.iter().any(|planned| planned.pod == pod.uid);
+        let requests = claimant.pods.iter().filter(is_planned).flat_map(|pod| pod.request.iter());
         let asked = requests.filter(|(_, amount)| *amount > 0).map(|(name, _)| name.as_str()).collect();
         let mut coming: BTreeMap<&str, Resources> = BTreeMap::new();
         for gang in view.gangs.iter().filter(|gang| facts.rooms.may_stand(&gang.name)) {
