@@ -208,9 +208,21 @@ pub enum Caller {
     Kubectl,
 }
 
+impl Caller {
+    /// How the user calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Own => "phalanx",
+            Self::Kubectl => "kubectl phalanx",
+        }
+    }
+}
+
 impl Client {
     /// The server that was named, else the cluster that was, else the server of the environment, else the one that `up`
-    /// started in the default state folder where that answers, else the cluster that kubectl would ask.
+    /// started in the default state folder where that answers (not for kubectl's plugin), else the cluster that kubectl
+    /// would ask.
     ///
     /// # Errors
     /// None is named and none was started here, or what is named cannot be used.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_common::ids::GpuId;
-use phalanx_common::queue::{Dequeue, QueuePolicySpec};
+use phalanx_common::queue::{Dequeue, QueuePolicySpec, closed_state};
 use phalanx_common::resources::{CPU, MEMORY, NVIDIA_GPU, ResourceName, Resources, format_amount};
 use phalanx_common::topology::LinkClass;
 use phalanx_common::units::Millis;
@@ -148,14 +148,9 @@ fn amounts<'r>(resources: impl Iterator<Item = (&'r ResourceName, u64)>) -> Stri
     resources.map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// One that is closed is closing as long as it has gangs, as in Volcano.
-const fn state(queue: &QueueView) -> &'static str {
-    let has_gangs = queue.pending > 0 || queue.inqueue > 0 || queue.running > 0 || queue.completed > 0;
-    match (queue.open, has_gangs) {
-        (true, _) => "Open",
-        (false, true) => "Closing",
-        (false, false) => "Closed",
-    }
+fn state(queue: &QueueView) -> &'static str {
+    let gangs = [queue.pending, queue.inqueue, queue.running, queue.completed].map(u64::from);
+    if queue.open { "Open" } else { closed_state(gangs.iter().sum()) }
 }
 
 /// What a queue is entitled to as its object says.

@@ -26,16 +26,15 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::arguments::{Arguments, Command};
-use crate::client::{Caller, Client};
+pub use crate::client::Caller;
+use crate::client::Client;
 use crate::failure::{Failure, Format};
 use crate::kubernetes::ClusterChoice;
 
-/// How the program is called as kubectl's plugin.
-pub const KUBECTL_PLUGIN: &str = "kubectl phalanx";
-
-/// Runs one command. `name` is how the user calls the program. Exit code 0: done, 1: the server or
+/// Runs one command of the program that the user called. Exit code 0: done, 1: the server or
 /// the input says no, 2: wrong usage.
-pub fn run(name: &'static str, arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub fn run(caller: Caller, arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let name = caller.name();
     let command = Arguments::command().name(name).bin_name(name);
     let parsed =
         command.try_get_matches_from(arguments).and_then(|matches| Arguments::from_arg_matches(&matches));
@@ -48,7 +47,7 @@ pub fn run(name: &'static str, arguments: impl IntoIterator<Item = OsString>) ->
         }
     };
     let format = if arguments.json { Format::Json } else { Format::Text };
-    match dispatch(name, arguments, format) {
+    match dispatch(caller, arguments, format) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print(format);
@@ -57,8 +56,7 @@ pub fn run(name: &'static str, arguments: impl IntoIterator<Item = OsString>) ->
     }
 }
 
-fn dispatch(name: &str, arguments: Arguments, format: Format) -> Result<(), Failure> {
-    let caller = if name == KUBECTL_PLUGIN { Caller::Kubectl } else { Caller::Own };
+fn dispatch(caller: Caller, arguments: Arguments, format: Format) -> Result<(), Failure> {
     let cluster = ClusterChoice {
         kubeconfig: arguments.kubeconfig,
         context: arguments.context,

@@ -1,5 +1,5 @@
 //! `phalanx`, the user's command line.
 
 fn main() -> std::process::ExitCode {
-    phalanx_cli::run("phalanx", std::env::args_os())
+    phalanx_cli::run(phalanx_cli::Caller::Own, std::env::args_os())
 }

@@ -57,6 +57,12 @@ pub struct QueueSpec {
     pub unreadable: Option<Unreadable>,
 }
 
+/// What the state of a queue that is closed says: it is closing as long as it has gangs, as in Volcano.
+#[must_use]
+pub const fn closed_state(gangs: u64) -> &'static str {
+    if gangs == 0 { "Closed" } else { "Closing" }
+}
+
 /// A field that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unreadable {

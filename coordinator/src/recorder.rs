@@ -83,7 +83,7 @@ pub struct Recorder {
     /// Since when records are left out, because the thread could not keep up.
     gap: Option<Instant>,
     /// Held as long as this process may write to the folder.
-    lock: Option<File>,
+    _lock: Option<File>,
 }
 
 impl Recorder {
@@ -101,7 +101,7 @@ impl Recorder {
         let lock =
             lock(directory).map_err(|cause| RecorderError { directory: directory.to_owned(), cause })?;
         let recorder = Self::start_on(Box::new(FileSystem), directory, start, settings, limits)?;
-        Ok(Self { lock: Some(lock), ..recorder })
+        Ok(Self { _lock: Some(lock), ..recorder })
     }
 
     /// As `start`, on a disk that may be none.
@@ -127,7 +127,7 @@ impl Recorder {
             .name("recorder".to_owned())
             .spawn(move || thread.run(jobs))
             .map_err(failed)?;
-        Ok(Self { queue: Some(queue), told, thread: Some(thread), file, gap: None, lock: None })
+        Ok(Self { queue: Some(queue), told, thread: Some(thread), file, gap: None, _lock: None })
     }
 
     /// The first file of the chain.
@@ -200,18 +200,18 @@ impl Recorder {
         {
             tracing::warn!(file = %self.file.display(), "the recorder's thread has crashed");
         }
-        self.lock = None;
     }
 }
 
-/// Makes a directory and takes it for this process, until the file is closed, which lies beside it.
+/// Makes a directory and takes it for this process, until what is returned is closed. The directory itself is locked: a file
+/// for it would be taken for a recording.
 fn lock(directory: &Path) -> io::Result<File> {
     fs::create_dir_all(directory)?;
-    let file = File::create(directory.with_extension("lock"))?;
+    let file = File::open(directory)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
-            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another coordinator that runs records there"))
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, "a coordinator that runs already records there"))
         }
         Err(TryLockError::Error(error)) => Err(error),
     }

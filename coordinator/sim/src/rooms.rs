@@ -148,7 +148,9 @@ impl World {
             self.log.count("room: reclaims");
         }
         let units = units_of(plan, new, &claimant.queue, &by_pod);
-        self.facts.over_budget(new).or_else(|| TakenBack::new(&self.facts, view, plan, claimant).wrong(&units))
+        self.facts
+            .over_budget(new)
+            .or_else(|| TakenBack::new(&self.facts, view, plan, claimant).wrong(&units))
     }
 }
 

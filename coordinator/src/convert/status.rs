@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use phalanx_common::gang::{PodPhase, ShownGang};
-use phalanx_common::queue::ShownQueue;
+use phalanx_common::queue::{ShownQueue, closed_state};
 use phalanx_common::resources::{ResourceName, Resources, parse_quantity};
 use phalanx_common::units::Time;
 use phalanx_core::action::{GangPhase, GangStatus, QueueStatus};
@@ -96,7 +96,7 @@ pub fn queue_status(previous: &Value, status: &QueueStatus) -> Value {
     let mut new = previous.as_object().cloned().unwrap_or_default();
     let gangs = [status.pending, status.inqueue, status.running, status.completed].map(u64::from);
     let state = match new.get("state").and_then(Value::as_str) {
-        Some(state) => closed_state(state, gangs.iter().sum()).unwrap_or(state),
+        Some(state) => right_state(state, gangs.iter().sum()).unwrap_or(state),
         None => "Open",
     };
     new.insert("state".to_owned(), json!(state));
@@ -119,9 +119,9 @@ pub fn queue_status(previous: &Value, status: &QueueStatus) -> Value {
 }
 
 /// What the state of a queue that is closed is to say with so many gangs; `None` for one that is not closed.
-fn closed_state(state: &str, gangs: u64) -> Option<&'static str> {
+fn right_state(state: &str, gangs: u64) -> Option<&'static str> {
     match state {
-        "Closed" | "Closing" => Some(if gangs == 0 { "Closed" } else { "Closing" }),
+        "Closed" | "Closing" => Some(closed_state(gangs)),
         _ => None,
     }
 }
@@ -159,7 +159,7 @@ pub fn shown_queue(status: &Value) -> ShownQueue {
     let gangs = [shown.pending, shown.inqueue, shown.running, shown.completed];
     let gangs = gangs.into_iter().fold(0_u64, u64::saturating_add);
     let state = status.get("state").and_then(Value::as_str).unwrap_or_default();
-    if closed_state(state, gangs).is_some_and(|right| right != state) {
+    if right_state(state, gangs).is_some_and(|right| right != state) {
         // Whoever closed it wrote only that: it is to be written as a whole.
         shown.pending = u64::MAX;
     }

@@ -97,6 +97,20 @@ async fn a_recording_replays_to_the_same() {
     assert_eq!((replay.events, replay.cycles, replay.difference), (4, 4, None));
 }
 
+#[test]
+fn a_second_process_does_not_record_where_one_does_and_may_afterwards() {
+    let directory = tempfile::tempdir().unwrap();
+    let start =
+        || Recorder::start(directory.path(), Time(1000), &Settings::default(), RecordingLimits::default());
+    let first = start().unwrap();
+    let error = start().unwrap_err().to_string();
+    assert!(error.contains("a coordinator that runs already records there"), "{error}");
+    assert!(error.contains("choose another --state-dir"), "{error}");
+    assert_eq!(files(directory.path()).len(), 1, "it left the first one's files alone");
+    first.finish();
+    start().unwrap().finish();
+}
+
 #[tokio::test]
 async fn a_recorded_action_that_is_not_made_is_the_first_difference() {
     let directory = tempfile::tempdir().unwrap();
